@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-.PHONY: help demo test test-all test-rest check unit simulation integration spark interop failure bench image venv java docker clean
+.PHONY: help demo test test-all test-rest check unit simulation integration spark interop failure bench docs image venv java spin servers docker clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -10,13 +10,13 @@ help: ## list the targets
 demo: venv ## a whole cluster on this machine, a file through it, a planned move in the middle
 	.venv/bin/roq demo
 
-test: java spin ## checks, unit and model tests, simulated clusters, and the quick ones of all other kinds: ten minutes
+test: java spin servers ## checks, unit and model tests, simulated clusters, and the quick ones of all other kinds: twelve minutes
 	tools/test.sh quick
 
-test-all: java spin ## checks and every test, once
+test-all: java spin servers ## checks and every test, once
 	tools/test.sh all
 
-test-rest: java ## the tests that `make test` leaves out
+test-rest: java servers ## the tests that `make test` leaves out
 	tools/test.sh rest
 
 check: venv ## format, lint, types, import arrows
@@ -28,7 +28,7 @@ unit: venv spin ## unit and model tests only
 simulation: venv ## simulated clusters only
 	@tools/pytest.sh simulation
 
-integration: java ## integration tests only
+integration: java servers ## integration tests only
 	@tools/pytest.sh integration
 
 spark: java ## tests of Spark's sources and sinks only, with a real PySpark
@@ -41,7 +41,11 @@ interop: java ## tests in environments of their own only: python-task-queue on o
 failure: java ## failure tests only: clusters of containers (Docker is installed and started when missing and root)
 	tools/failure.sh
 
-image: java docker ## the container image roq:latest, for docker/compose.yaml and roq.testing
+docs: venv ## the documentation as a site in build/site; warnings are errors
+	.venv/bin/python -m sphinx -q -E -W --keep-going -c docs -d build/doctrees . build/site
+	@printf 'docs: build/site/index.html\n'
+
+image: java docker ## the container images: roq:latest, for docker/compose.yaml and others; roq-test:latest, for roq.testing
 	@.venv/bin/python tools/image.py
 	@tools/docker.sh compose
 
@@ -56,6 +60,9 @@ java: venv
 
 spin: venv
 	@tools/setup.sh spin
+
+servers:
+	@tools/setup.sh servers
 
 docker:
 	@tools/docker.sh start

@@ -1,8 +1,10 @@
-"""`python -m benchmarks [pubsub|cost|moves|failover|workqueue|recorded|file|churn]`: all without an argument.
+"""`python -m benchmarks [pubsub|cost|moves|failover|workqueue|recorded|file|churn]`: all without an argument; and `at-scale`.
 
 Progress on stderr, Markdown tables on stdout. With Spark, and by themselves: `python -m benchmarks.shuffle`,
 `benchmarks.shuffle.spark` and `benchmarks.spark_queue`; by themselves, too, `benchmarks.wakeups`,
-`benchmarks.fan_in` and `benchmarks.scale` (which needs Docker).
+`benchmarks.fan_in`, `benchmarks.subscribers`, `benchmarks.overhead`, `benchmarks.shards` and `benchmarks.elastic`; with Docker,
+`benchmarks.elastic.day` and `benchmarks.scale`. Of recorded queues: `benchmarks.recorded.groups`, `.slow_group`,
+`.behind`, `.sustained`, `.transactions`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import msgspec
 import uvloop
 
 from benchmarks import servers
+from benchmarks.at_scale.command import at_scale
+from benchmarks.at_scale.run import ScaleFound
 from benchmarks.churn import study as churn_study
 from benchmarks.contenders import contenders
 from benchmarks.cost import Cost, cost, cost_rows
@@ -39,7 +43,7 @@ from benchmarks.report import full, markdown, spread
 from benchmarks.scenarios import SCENARIOS
 
 Lists = list[Measured] | list[DurableMeasured] | list[RecordedMeasured]
-Results = Lists | Cost | Moves | Failover | FileQueueFound | churn_study.Study
+Results = Lists | Cost | Moves | Failover | FileQueueFound | churn_study.Study | ScaleFound
 RUN_SECONDS, QUICK_RUN_SECONDS = 3.0, 1.0
 LATENCY_SECONDS, QUICK_LATENCY_SECONDS = 8.0, 2.0
 RUNS, FAIL_OVER_RUNS = 3, 20
@@ -153,13 +157,20 @@ async def node_churn(arguments: argparse.Namespace) -> churn_study.Study:
     return found
 
 
+async def clusters_at_scale(arguments: argparse.Namespace) -> ScaleFound:
+    """Many hosts and queues, of which only the processes are not there; the report goes to standard output."""
+    sizes = [(hosts, queues) for hosts, _, queues in (size.partition("x") for size in arguments.size or ())]
+    numbers = [(int(hosts), int(queues)) for hosts, queues in sizes]
+    return await at_scale(numbers, arguments.only or [], arguments.quick, arguments.charts, tell)
+
+
 def parse(words: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "what",
         nargs="?",
-        choices=("pubsub", "cost", "moves", "failover", "workqueue", "recorded", "file", "churn", "all"),
+        choices=("pubsub", "cost", "moves", "failover", "workqueue", "recorded", "file", "churn", "at-scale", "all"),
         default="all",
     )
     parser.add_argument("--quick", action="store_true", help="short runs, to see that all works; the numbers mean little")
@@ -170,8 +181,9 @@ def parse(words: list[str]) -> argparse.Namespace:
         "--only", action="append", help="scenarios whose name contains this, or these fail-overs; may be repeated"
     )
     parser.add_argument("--systems", action="append", help="only these systems; may be repeated")
+    parser.add_argument("--size", action="append", help="at-scale: a cluster of HOSTSxQUEUES, as 100x1000; may be repeated")
     parser.add_argument("--json", type=Path, help="write every run's result to this file")
-    parser.add_argument("--charts", type=Path, help="churn: write its charts to this folder")
+    parser.add_argument("--charts", type=Path, help="churn, at-scale: write their charts to this folder")
     return parser.parse_args(words)
 
 
@@ -194,6 +206,8 @@ async def main(arguments: argparse.Namespace) -> None:
         results["file"] = file_queues(arguments)
     if arguments.what in ("churn", "all"):
         results["churn"] = await node_churn(arguments)
+    if arguments.what == "at-scale":  # by itself only: it wants the whole machine
+        results["at-scale"] = await clusters_at_scale(arguments)
     if arguments.json:
         arguments.json.write_bytes(msgspec.json.encode(results))
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from roq.client.cluster import Cluster, connect
 from roq.errors import DeadlineExceeded, RoqError
 from roq.runtime.rpc import RpcClient
-from roq.tools.chaos.load import ChaosLoad
+from roq.tools.chaos.edn import EdnHistory
+from roq.tools.chaos.load import PubSubLoad
 from roq.tools.chaos.verdict import judge
 from roq.tools.local.cluster import LocalCluster
 from roq.tools.local.zookeeper import LocalZooKeeper
@@ -27,13 +28,13 @@ SESSION_SECONDS = 2.0
 LOOK_SECONDS = 0.002  # between two looks whether it serves again
 ANSWER_SECONDS = 0.5
 SETTLED_SECONDS = 60.0
-IDLE_SECONDS, DRAIN_SECONDS = 12.0, 30.0
+DRAIN_SECONDS = 30.0
 
 
 class Rig:
     """One queue, its load, and the cluster under it."""
 
-    def __init__(self, zookeeper: LocalZooKeeper, data: Path, local: LocalCluster, client: Cluster, load: ChaosLoad) -> None:
+    def __init__(self, zookeeper: LocalZooKeeper, data: Path, local: LocalCluster, client: Cluster, load: PubSubLoad) -> None:
         self.zookeeper, self.local, self.client, self.load = zookeeper, local, client, load
         self._data = data
 
@@ -115,8 +116,8 @@ class Rig:
 
     async def verdict(self) -> list[str]:
         """Ends the load; what was lost, repeated, reordered or went wrong, empty if nothing."""
-        await self.load.stop_publishing(DRAIN_SECONDS)
-        await self.load.drain(IDLE_SECONDS, DRAIN_SECONDS)
+        await self.load.stop(DRAIN_SECONDS)
+        await self.load.drain(DRAIN_SECONDS)
         found = judge(self.load.sent(), self.load.heard)
         told = [f"{found.reported_gaps} messages reported as lost"] if found.reported_gaps else []
         return [*found.problems(), *told, *self.load.failures]
@@ -153,7 +154,7 @@ async def rig(hosts: int, gcms: int, replication: int) -> AsyncIterator[Rig]:
             async with cluster as local, connect(local.zookeeper) as client:
                 await client.create_queue(QUEUE, replication=replication, overflow="block", host="host-1")
                 counts = {"publishers": PUBLISHERS, "subscribers": SUBSCRIBERS, "size": SIZE}
-                async with ChaosLoad(client, QUEUE, rate=RATE, **counts) as load:
+                async with PubSubLoad(client, EdnHistory(None), QUEUE, rate=RATE, **counts) as load:
                     made = Rig(zookeeper, directory / "zookeeper", local, client, load)
                     await made.settled()
                     yield made

@@ -24,6 +24,7 @@ LOOK_SECONDS = 0.1
 LOG_SHOWN = 500  # characters of a failed server's output
 ADDRESS = "127.0.0.1"
 SEARCH_PATH = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))  # a wheel's go first
+RABBIT_VERSION = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 RABBIT_SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # the package's wrapper in /usr/sbin would change the user
 
 
@@ -99,6 +100,18 @@ def _rabbitmq(directory: Path) -> Plan:
     return Plan([RABBIT_SERVER], environment, f"amqp://guest:guest@{ADDRESS}:{port}/", port, RABBIT_SECONDS)
 
 
+def _rabbitmq_streams(directory: Path) -> Plan:
+    """Its plugin for streams, which names the port that the address has."""
+    plan, (port,) = _rabbitmq(directory), free_ports(1)
+    (directory / "plugins").write_text("[rabbitmq_stream].\n")
+    with (directory / "rabbitmq.conf").open("a") as file:
+        file.write(
+            f"stream.listeners.tcp.1 = {ADDRESS}:{port}\nstream.advertised_host = {ADDRESS}\nstream.advertised_port = {port}\n"
+        )
+    environment = {**plan.environment, "RABBITMQ_STREAM_DIR": str(directory / "streams")}
+    return plan._replace(environment=environment, address=f"rabbitmq-stream://guest:guest@{ADDRESS}:{port}/", port=port)
+
+
 def _redis_aof(directory: Path, sync: str = "always") -> Plan:
     (port,) = free_ports(1)
     flags = ("--save", "", "--appendonly", "yes", "--appendfsync", sync, "--dir", str(directory), "--daemonize", "no")
@@ -138,6 +151,7 @@ PLANS: dict[str, Callable[[Path], Plan]] = {
     "redis-aof": _redis_aof,
     "redis-everysec": _redis_everysec,
     "rabbitmq": _rabbitmq,
+    "rabbitmq-streams": _rabbitmq_streams,
     "jetstream": _jetstream,
     "jetstream-sync": _jetstream_sync,
     "beanstalkd": _beanstalkd,
@@ -149,6 +163,7 @@ PROGRAMS = {
     "redis-aof": "redis-server",
     "redis-everysec": "redis-server",
     "rabbitmq": RABBIT_SERVER,
+    "rabbitmq-streams": RABBIT_SERVER,
     "jetstream": "nats-server",
     "jetstream-sync": "nats-server",
     "beanstalkd": "beanstalkd",
@@ -162,9 +177,10 @@ def installed(kind: str) -> bool:
 
 
 async def version(kind: str) -> str:
-    """What the server says of itself."""
+    """What the server says of itself. RabbitMQ gives its number only."""
     program = shutil.which(PROGRAMS[kind], path=SEARCH_PATH) or PROGRAMS[kind]
-    process = await asyncio.create_subprocess_exec(program, "--version", stdout=asyncio.subprocess.PIPE)
+    command = [RABBIT_VERSION, "version"] if program == RABBIT_SERVER else [program, "--version"]  # it would start with that
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     said, _ = await process.communicate()
     return said.decode().strip().partition("\n")[0]
 

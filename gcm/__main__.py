@@ -13,7 +13,7 @@ import msgspec
 from gcm.process import GcmReady, serve
 from roq.config import GcmConfig, load
 from roq.errors import RoqError
-from roq.runtime.observe import set_up_logging
+from roq.runtime.log_output import set_up_logging
 from roq.runtime.run import run, set_process_name
 from roq.runtime.security import use_daemon_card
 from roq.wire.card import CardRole, SecurityMode
@@ -37,10 +37,21 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--wait-seconds", type=float, help="longest wait for hosts to do what a request needs (default 30)")
     parser.add_argument("--broadcast-seconds", type=float, help="between broadcasts when nothing changes (default 2)")
     parser.add_argument(
+        "--rebalance-after-seconds",
+        type=float,
+        help="hosts stayed the same for so long: what runs on them is levelled (default 30)",
+    )
+    parser.add_argument(
         "--shuffle-abandoned-seconds",
         type=float,
         help="a shuffle that nobody writes to or commits for so long is removed (default 604800, a week)",
     )
+    parser.add_argument(
+        "--shard-kept-seconds",
+        type=float,
+        help="a closed shard of a work queue is kept for so long before it is removed (default 60)",
+    )
+    parser.add_argument("--fleet", type=Path, help="TOML file that says where new hosts come from (docs/elasticity.md)")
     parser.add_argument("--card", type=Path, help="this GCM's card, from `roq ca sign`")
     parser.add_argument(
         "--security",
@@ -49,6 +60,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="cards; none: everybody is let in; mixed: both, while a cluster is being given cards (default cards)",
     )
     parser.add_argument("--log-path", type=Path, help="log file (default: standard error)")
+    parser.add_argument("--log-format", help="json, console, or auto: console on a terminal, else json (default auto)")
     parser.add_argument("--log-level", help="DEBUG, INFO, WARNING, ERROR or CRITICAL (default INFO)")
     return parser.parse_args(arguments)
 
@@ -69,7 +81,7 @@ def main() -> int:
         sys.stderr.write(f"roq-gcm: {error}\n")
         return EXIT_USAGE
     set_process_name("roq-gcm")
-    set_up_logging("gcm", config.log_level, config.log_path)
+    set_up_logging("gcm", config.log_level, config.log_path, log_format=config.log_format)
     return run(lambda stop: serve(config, stop, announce))
 
 

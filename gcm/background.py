@@ -19,7 +19,16 @@ from collections.abc import Iterable
 from functools import partial
 
 from gcm import recovery, transactions, work_queues
-from gcm.cluster import STORE_NAME, Action, ClientTransaction, ClusterState, exchange_name, is_running, store_endpoints
+from gcm.cluster import (
+    STORE_NAME,
+    Action,
+    ClientTransaction,
+    ClusterState,
+    differing,
+    exchange_name,
+    is_running,
+    store_endpoints,
+)
 from gcm.crash import crash_point
 from gcm.reconcile import lacking_stores
 from gcm.term import Decide, LeaderTerm
@@ -27,7 +36,7 @@ from roq.errors import ExchangeNotFound, NotLeader, NotReady, ProcessFailed, Que
 from roq.log.replicated.stores import StaticDirectory, Stores
 from roq.runtime.observe import logger
 from roq.wire import store as wire
-from roq.wire.assignment import STORES, work_subject
+from roq.wire.assignment import STORES
 
 log = logger(__name__)
 
@@ -96,7 +105,7 @@ class Finisher:
         try:
             await self._term.view.until(entry.subject, lambda cluster: _created(cluster, entry, revisions))
         except ProcessFailed:
-            await self._term.change(roll_back, entry.subject)
+            await self._term.change(roll_back, *entry.subjects)
             raise
         except (QueueNotFound, ExchangeNotFound, WorkQueueNotFound):
             self._forget_after(entry, 0)
@@ -104,8 +113,8 @@ class Finisher:
         self._forget_after(entry, 0)
 
     async def _until_gone(self, entry: ClientTransaction, revisions: transactions.Revisions) -> None:
-        if left := transactions.orphans(self._term.view.cluster, entry):
-            await self._term.change(lambda now: transactions.without_work_queues(now, *left), *map(work_subject, left))
+        if transactions.without_orphans(self._term.view.cluster, entry) is not self._term.view.cluster:
+            await self._term.change(lambda now: transactions.without_orphans(now, entry), *entry.subjects)
         for subject in entry.subjects:
             gone = partial(transactions.none_left, entry=entry, subject=subject, revisions=revisions)
             await self._term.view.until(subject, gone)
@@ -113,7 +122,7 @@ class Finisher:
     async def _remove_logs(self, entry: ClientTransaction) -> None:
         """Of what is gone: the log of a work queue, or of a recorded queue the tapes, and the logs of its groups. Their data
         goes behind the answer."""
-        logs = [entry.log] if entry.log else list(entry.groups.values())
+        logs = [*([entry.log] if entry.log else ()), *entry.groups.values()]
         prefixes = [prefix for log_id in logs for prefix in (f"{log_id}~", f"{log_id}/")]
         if entry.tapes:
             logs += await self._term.logs(entry.tapes)
@@ -132,7 +141,7 @@ class Finisher:
     async def _forget(self, id: str, step: str, seconds: float) -> None:
         await asyncio.sleep(seconds)
         try:
-            await self._term.change(lambda cluster: transactions.end(cluster, id))
+            await self._term.change_when_it_fits(lambda cluster: transactions.end(cluster, id))
         except NotLeader:
             return  # the next leader does it
         crash_point(f"{step}.forgotten")
@@ -168,45 +177,70 @@ def _log_failure(task: asyncio.Task[None]) -> None:
     log.log(logging.WARNING if known else logging.ERROR, "transaction failed", extra={"fields": fields})
 
 
+class NextLook:
+    """When a task that runs as long as a term does looks again for something to do: the earliest of what was asked for."""
+
+    def __init__(self) -> None:
+        self._due = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def within(self, seconds: float) -> None:
+        """Look so soon. After `close`: nothing."""
+        loop = asyncio.get_running_loop()
+        if self._closed or (self._timer is not None and self._timer.when() <= loop.time() + seconds):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_later(seconds, self._due.set) if seconds > 0 else None
+        if self._timer is None:
+            self._due.set()
+
+    async def due(self) -> None:
+        """Wait until then; what is asked for from now on is for the look after this one."""
+        await self._due.wait()
+        self._due.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def close(self) -> None:
+        """No looks any more."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+
 class HostRepairer:
     """Made once per term; ends with it."""
 
     def __init__(self, term: LeaderTerm) -> None:
         self._term = term
         self._chance = random.Random()
-        self._work = asyncio.Event()
-        self._later: asyncio.TimerHandle | None = None
+        self._next = NextLook()
         term.view.on_change.append(self._changed)
 
     def start(self) -> None:
         """Look now, and from now on."""
-        self._work.set()
+        self._next.within(0)
         self._term.tasks.start(self._run(), "repairer")
 
     def _changed(self, before: ClusterState, after: ClusterState) -> None:
-        changed = [(before.host(name), host) for name, host in after.hosts.items() if before.hosts.get(name) is not host]
+        changed = [(before.host(name), after.host(name)) for name in differing(before.hosts, after.hosts)]
         if any((old.alive, old.draining) != (new.alive, new.draining) for old, new in changed):
-            self._work.set()
-        elif self._later is None and (
-            changed or before.queues is not after.queues or before.work_queues is not after.work_queues
-        ):
-            self._later = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
-
-    def _look(self) -> None:
-        self._later = None
-        self._work.set()
+            self._next.within(0)
+        elif changed or before.queues is not after.queues or before.work_queues is not after.work_queues:
+            self._next.within(LOOK_SECONDS)
 
     async def _run(self) -> None:
         try:
             while True:
-                await self._work.wait()
-                self._work.clear()
+                await self._next.due()
                 await self._once()
         except NotLeader:
             return  # the next leader goes on
         finally:
-            if self._later is not None:
-                self._later.cancel()
+            self._next.close()
 
     async def _once(self) -> None:
         term = self._term
@@ -220,7 +254,7 @@ class HostRepairer:
             await self._each(recovery.fail_over, dict.fromkeys(subject for subjects in lost.values() for subject in subjects))
             crash_point("recover_host.activated")
         if lacking_stores(term.view.cluster):
-            await term.change(lambda cluster: cluster, STORES)
+            await self._each(lambda cluster, subject, chance: cluster, (STORES,))
         await self._each(recovery.repair, recovery.lacking(term.view.cluster))
         if lost:
             crash_point("recover_host.repaired")

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from itertools import compress
+from operator import is_not
+from typing import TypeVar
 
 import msgspec
 
@@ -18,6 +21,7 @@ from roq.wire.assignment import (
     WORK,
     Assignment,
     HostReport,
+    Leaving,
     MonitorAddress,
     MonitorRole,
     ProcessKind,
@@ -27,13 +31,19 @@ from roq.wire.assignment import (
     RunningProcess,
     work_subject,
 )
+from roq.wire.fleet import FleetRecord, MachineRecord, MachineState
 from roq.wire.gcm import ClusterView, HostInfo, QueueInfo, WorkQueueInfo
 from roq.wire.hcm import HostPayload
-from roq.wire.policy import Policy
+from roq.wire.options import ClusterOptions
+from roq.wire.policy import Policy, split
+from roq.wire.shards import is_shard, queue_of
 from roq.wire.work_queue import MasterAddress, WorkQueueRecord
 
 Record = QueueRecord | WorkQueueRecord
 STORE_NAME = str(ProcessKind.STORE)  # process name; a host has at most one
+DEFAULT_OPTIONS = ClusterOptions()
+PROCESSES_MAX = 1_500  # of one host: its assignment and its report are one znode each, and ZooKeeper takes 1 MB
+V = TypeVar("V")
 
 
 class Action(StrEnum):
@@ -52,7 +62,7 @@ class ClientTransaction(msgspec.Struct, frozen=True):
 
     hosts: those that must act. A removal stays for a while after it is done: its repetition gets the same answer. log: of a
     work queue that is removed. tapes: what the names of the tapes begin with of a recorded queue that is removed. groups: of
-    it, log by name.
+    it, or shards of a work queue, log by name. former: the queue that is removed, told from later ones of its name.
     """
 
     id: str
@@ -64,6 +74,7 @@ class ClientTransaction(msgspec.Struct, frozen=True):
     log: str = ""
     tapes: str = ""
     groups: dict[str, str] = {}
+    former: str = ""
 
     @property
     def subject(self) -> str:
@@ -112,6 +123,7 @@ class Host:
     registration: HostRegistration | None = None
     assigned: Mapping[str, ProcessSpec] = field(default_factory=dict)
     draining_wanted: bool = False
+    leaving: Leaving = Leaving.NOTHING  # only if draining is wanted
     revision: int = 0
     report: HostReport | None = None
     last_report: HostReport | None = None  # of a host that is lost: what may live on there
@@ -152,6 +164,24 @@ class Host:
         return sum(spec.kind is ProcessKind.MASTER for spec in self.assigned.values())
 
     @cached_property
+    def assigned_by_subject(self) -> Mapping[str, Mapping[str, ProcessSpec]]:
+        """What it shall run of each queue, work queue, and the STORES, by process name."""
+        found: dict[str, dict[str, ProcessSpec]] = {}
+        for name, spec in self.assigned.items():
+            found.setdefault(spec.subject, {})[name] = spec
+        return found
+
+    @cached_property
+    def takes_more(self) -> bool:
+        """One more Monitor, master or store may be placed here."""
+        return self.alive and not self.draining and len(self.assigned) < PROCESSES_MAX
+
+    @cached_property
+    def slots_used(self) -> int:
+        """The less Exchange slots are free, the higher; 0: none is."""
+        return self.exchanges - self.exchanges_max
+
+    @cached_property
     def running(self) -> Mapping[str, RunningProcess]:
         """Processes the host reports, by name, in whatever state."""
         return {process.name: process for process in self.report.processes} if self.report is not None else {}
@@ -163,7 +193,7 @@ class Host:
 
     def assignment(self, epoch: int) -> Assignment:
         """The znode's value."""
-        return Assignment(self.name, epoch, self.revision, tuple(self.assigned.values()), self.draining_wanted)
+        return Assignment(self.name, epoch, self.revision, tuple(self.assigned.values()), self.draining_wanted, self.leaving)
 
 
 @dataclass(frozen=True)
@@ -178,10 +208,22 @@ class ClusterState:
     transactions: Mapping[str, ClientTransaction] = field(default_factory=dict)
     recoveries: Mapping[str, HostRecovery] = field(default_factory=dict)  # by host
     shuffles: frozenset[str] = frozenset()  # ids; the records: shuffle_store.py
+    unreadable: frozenset[str] = frozenset()  # subjects that are there, with records that can't be read
+    fleet: FleetRecord | None = None  # what the provider may be asked for
+    options: ClusterOptions = DEFAULT_OPTIONS
+    machines: Mapping[str, MachineRecord] = field(default_factory=dict)  # it was asked for, by host
 
     def host(self, name: str) -> Host:
         """The host, an unknown one with nothing on it."""
         return self.hosts.get(name) or Host(name)
+
+    @cached_property
+    def shards_by_queue(self) -> Mapping[str, tuple[str, ...]]:
+        """The shards that have records, but for first ones."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name in filter(is_shard, self.work_queues):
+            found[queue_of(name)] = (*found.get(queue_of(name), ()), name)
+        return found
 
     @property
     def alive(self) -> int:
@@ -214,6 +256,16 @@ class ClusterState:
 
 
 NO_SCALING = Policy()
+
+
+def differing(before: Mapping[str, V], after: Mapping[str, V]) -> list[str]:
+    """Keys whose values are not the same objects any more: of tables that share what did not change, what did. Those that are
+    gone come last."""
+    if before is after:
+        return []
+    changed = list(compress(after, map(is_not, map(before.get, after), after.values())))
+    gone = len(before) + sum(key not in before for key in changed) > len(after)
+    return [*changed, *(key for key in before if key not in after)] if gone else changed
 
 
 def process_names(record: QueueRecord) -> list[tuple[str, str]]:
@@ -288,18 +340,27 @@ def queue_info(cluster: ClusterState, record: QueueRecord) -> QueueInfo:
     known = [monitor_address(cluster, record, host) for host in record.monitor_hosts] if record.running else [None]
     monitors = tuple(address for address in known if address is not None) if known[0] is not None else ()
     ready = record.running and all(is_running(cluster, host, name) for host, name in process_names(record))
-    return QueueInfo(record, monitors, ready, cluster.policy(record.name))
+    return QueueInfo(record, monitors, ready, *split(cluster.policy(record.name)))
 
 
 def work_queue_info(cluster: ClusterState, record: WorkQueueRecord) -> WorkQueueInfo:
-    """The work queue as clients see it."""
+    """The work queue as clients see it, with its shards."""
     name, masters = master_name(record.name), list[MasterAddress]()
     for host in record.hosts:
         report = cluster.host(host).report
         if report is not None and is_running(cluster, host, name):
             port = cluster.host(host).running[name].ports.get("clients", 0)
             masters.append(MasterAddress(host, report.address, port, record.term, host == record.master_host))
-    return WorkQueueInfo(record, tuple(masters), is_running(cluster, record.master_host, name))
+    named = (cluster.work_queues.get(shard) for shard in record.shard_names)
+    shards = tuple(work_queue_info(cluster, one) for one in named if one is not None)
+    ready = is_running(cluster, record.master_host, name) and all(shard.ready for shard in shards)
+    return WorkQueueInfo(record, tuple(masters), ready, shards)
+
+
+def work_queue_infos(cluster: ClusterState) -> tuple[WorkQueueInfo, ...]:
+    """All work queues, by name; shards are in the infos of their queues."""
+    names = sorted(name for name in cluster.work_queues if not is_shard(name))
+    return tuple(work_queue_info(cluster, cluster.work_queues[name]) for name in names)
 
 
 def host_info(host: Host) -> HostInfo:
@@ -317,20 +378,25 @@ def host_info(host: Host) -> HostInfo:
         cpu_fraction=at.payload.cpu_fraction if at else 0.0,
         memory_fraction=at.payload.memory_fraction if at else 0.0,
         report=host.report,
+        leaving=host.leaving,
     )
 
 
 def host_infos(cluster: ClusterState) -> tuple[HostInfo, ...]:
     """Live hosts, and lost ones that still have something assigned, by name."""
-    return tuple(host_info(cluster.hosts[name]) for name in sorted(cluster.hosts) if _matters(cluster.hosts[name]))
+    return tuple(host_info(host) for _, host in sorted(cluster.hosts.items()) if host_is_shown(cluster, host))
 
 
-def _matters(host: Host) -> bool:
-    return host.alive or bool(host.assigned) or host.draining_wanted
+def host_is_shown(cluster: ClusterState, host: Host) -> bool:
+    """Whether clients see it."""
+    machine = cluster.machines.get(host.name)
+    given_back = machine is not None and machine.state in (MachineState.DESTROYING, MachineState.GONE)
+    evacuated = host.leaving is Leaving.EVERYTHING and not host.assigned
+    return host.alive or (not given_back and not evacuated and (bool(host.assigned) or host.draining_wanted))
 
 
 def view(cluster: ClusterState, leader: str, now: float) -> ClusterView:
     """What the broadcast shows. now: seconds since 1970."""
     queues = tuple(queue_info(cluster, cluster.queues[name]) for name in sorted(cluster.queues))
-    work_queues = tuple(work_queue_info(cluster, cluster.work_queues[name]) for name in sorted(cluster.work_queues))
+    work_queues = work_queue_infos(cluster)
     return ClusterView(cluster.epoch, leader, now, host_infos(cluster), queues, work_queues)

@@ -14,12 +14,16 @@ VARIABLE = "ROQ_CRASH_POINT"
 REQUEST_STEPS = ("received", "recorded", "settled", "forgotten")  # forgotten: after the answer
 RECOVERY_STEPS = ("seen", "recorded", "activated", "repaired", "forgotten")
 SHUFFLE_STAGES = ("none", "checking", "cutting", "moving", "keeping", "removed")  # roq.shuffle.record.Stage
+FLEET_STEPS = ("creating", "created", "booting", "serving", "returning", "destroying", "destroyed", "gone")
 POINTS = (
     *(f"create_queue.{step}" for step in REQUEST_STEPS),
     *(f"create_exchange.{step}" for step in REQUEST_STEPS),
     *(f"create_work_queue.{step}" for step in REQUEST_STEPS),
+    *(f"set_shards.{step}" for step in REQUEST_STEPS[:3]),
+    *(f"remove_shard.{step}" for step in ("emptied", "recorded")),
     *(f"recover_host.{step}" for step in RECOVERY_STEPS),
     *(f"create_shuffle.{step}" for step in REQUEST_STEPS[:3]),
+    *(f"fleet.{step}" for step in FLEET_STEPS),
     *(f"shuffle.{stage}.{step}" for stage in SHUFFLE_STAGES for step in ("decided", "written")),
 )
 

@@ -15,7 +15,7 @@ from roq.runtime.liveness import FailureDetector
 from roq.runtime.rpc import OnDisconnect, RpcClient
 from roq.shuffle.record import FollowerHosts
 from roq.wire import shuffle as wire
-from roq.wire.assignment import ProcessKind
+from roq.wire.assignment import ProcessKind, RunningProcess
 
 PORT = "shuffle"
 SETTLE_SECONDS = 5.0  # until who is away counts as lost; no less than a report takes: what a former leader told is used by then
@@ -35,6 +35,12 @@ def _running(cluster: ClusterState) -> Iterator[tuple[str, str, int]]:
     for host in cluster.hosts.values():
         if host.report is not None and is_running(cluster, host.name, STORE) and PORT in host.running[STORE].ports:
             yield host.name, host.report.address, host.running[STORE].ports[PORT]
+
+
+def follower_of(cluster: ClusterState, name: str) -> tuple[bool, bool, str, RunningProcess | None]:
+    """All that a follower's part in shuffles depends on: of the host, and of its store."""
+    host = cluster.host(name)
+    return host.alive, host.draining, host.report.address if host.report is not None else "", host.running.get(STORE)
 
 
 class FollowerMembership:

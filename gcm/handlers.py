@@ -7,23 +7,44 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 
-from gcm import transactions, work_queues
-from gcm.cluster import ClusterState, host_infos, queue_info, store_endpoints, view, work_queue_info
+from gcm import evacuation, shards, transactions, work_queues
+from gcm.cluster import ClusterState, host_infos, queue_info, store_endpoints, view, work_queue_info, work_queue_infos
 from gcm.crash import crash_point
 from gcm.durables import DurableRequest
+from gcm.fleet_keeper import FleetRequest
+from gcm.history import check_not_reserved, check_removable, creation, part
 from gcm.leadership import Leadership, Serving
+from gcm.producers import ProducerRequest
 from gcm.shuffle_leader import ShuffleLeader
+from gcm.tape_parts import part_of
 from gcm.term import LeaderTerm
-from roq.errors import CallError, ExchangeNotFound, NotLeader, NotReady, NotRecorded
+from roq.errors import (
+    CallError,
+    ExchangeNotFound,
+    HostFull,
+    HostNotFound,
+    NoHosts,
+    NotLeader,
+    NotReady,
+    NotRecorded,
+    QueueConflict,
+)
 from roq.ids import check_name
 from roq.wire import gcm as wire
-from roq.wire.assignment import STORES, work_subject
+from roq.wire.assignment import STORES, Leaving, work_subject
 from roq.wire.gcm import Done, QueueInfo
-from roq.wire.policy import Policy
+from roq.wire.hosts import DescribeRemains, HostRemains
+from roq.wire.kpi import HISTORY_QUEUES
+from roq.wire.options import CreateMissing, GetOptions, OptionsInfo, SetRebalance, SetTemplate
+from roq.wire.policy import Policy, split
 from roq.wire.recording import tape_exchange, tapes_prefix
+from roq.wire.shards import SetShards
 
 ShuffleRequest = (
     wire.CreateShuffle
@@ -35,6 +56,8 @@ ShuffleRequest = (
     | wire.DescribeShuffle
     | wire.ListShuffles
 )
+Placing = TypeVar("Placing", wire.CreateQueue, wire.CreateExchange)
+Place = Callable[[ClusterState, Placing, float, random.Random], ClusterState]
 
 
 class Handlers:
@@ -53,6 +76,7 @@ class Handlers:
     ) -> None:
         self._leadership, self._leader, self._wait_seconds = leadership, leader, wait_seconds
         self._chance, self._clock = chance, clock or time.time
+        self._viewed: tuple[ClusterState, wire.ClusterView] | None = None  # who missed the same broadcast asks at the same time
 
     def now(self) -> float:
         """Seconds since 1970."""
@@ -66,15 +90,21 @@ class Handlers:
                 return await self._about_shuffles(serving.shuffles, request)
             if isinstance(request, DurableRequest):
                 return await serving.durables.handle(request, self._clock())
+            if isinstance(request, ProducerRequest):
+                return await serving.producers.handle(request, self._clock())
+            if isinstance(request, FleetRequest):
+                return await serving.fleet.handle(request, self._clock())
             return await self._change(serving, request)
         except NotLeader as error:  # it ended while we waited: tell who leads now, if that is known
             raise NotLeader(str(error), leader=self._leadership.leader) from error
 
     async def _change(self, serving: Serving, request: wire.Request) -> msgspec.Struct:
         match request:
-            case wire.CreateQueue():
-                return await self.create_queue(serving, request)
-            case wire.RemoveQueue():
+            case wire.CreateQueue(name) | CreateMissing(name):
+                check_not_reserved(serving.term.view.cluster, check_name(name))
+                return await self._make_queue(serving, request)
+            case wire.RemoveQueue(name):
+                check_removable(name)
                 return await self.remove_queue(serving, request)
             case wire.StartQueue():
                 return await self.start_queue(serving, request)
@@ -84,31 +114,51 @@ class Handlers:
                 return await self.create_exchange(serving, request)
             case wire.RemoveExchange():
                 return await self.remove_exchange(serving, request)
-            case wire.DrainHost():
-                return await self.drain_host(serving, request)
-            case wire.SetPolicy() | wire.RecordQueue() | wire.DescribeTapes():
+            case wire.DrainHost() | DescribeRemains() | SetTemplate() | SetRebalance():
+                return await self._about_hosts(serving, request)
+            case wire.SetPolicy() | wire.RecordQueue() | wire.RecordHistory() | wire.DescribeTapes():
                 return await self._about_queue(serving, request)
-            case wire.CreateWorkQueue() | wire.RemoveWorkQueue():
+            case wire.CreateWorkQueue() | SetShards() | wire.RemoveWorkQueue():
                 return await self._change_work_queue(serving, request)
             case _:
                 return self._read(serving.term.view.cluster, request)
 
     async def _about_queue(
-        self, serving: Serving, request: wire.SetPolicy | wire.RecordQueue | wire.DescribeTapes
+        self, serving: Serving, request: wire.SetPolicy | wire.RecordQueue | wire.RecordHistory | wire.DescribeTapes
     ) -> msgspec.Struct:
         match request:
             case wire.SetPolicy():
                 return await self.set_policy(serving, request)
             case wire.RecordQueue():
                 return await self.record_queue(serving, request)
+            case wire.RecordHistory():
+                return await self.record_history(serving, request)
             case wire.DescribeTapes():
                 return await self.describe_tapes(serving, request)
 
+    async def _make_queue(self, serving: Serving, request: wire.CreateQueue | CreateMissing) -> QueueInfo:
+        if isinstance(request, wire.CreateQueue):
+            return await self.create_queue(serving, request)
+        return await self.create_missing(serving, request)
+
+    async def _about_hosts(
+        self, serving: Serving, request: wire.DrainHost | DescribeRemains | SetTemplate | SetRebalance
+    ) -> msgspec.Struct:
+        match request:
+            case wire.DrainHost():
+                return await self.drain_host(serving, request)
+            case DescribeRemains():
+                return await self.describe_remains(serving, request)
+            case SetTemplate() | SetRebalance():
+                return await self.set_options(serving, request)
+
     async def _change_work_queue(
-        self, serving: Serving, request: wire.CreateWorkQueue | wire.RemoveWorkQueue
+        self, serving: Serving, request: wire.CreateWorkQueue | SetShards | wire.RemoveWorkQueue
     ) -> msgspec.Struct:
         if isinstance(request, wire.CreateWorkQueue):
             return await self.create_work_queue(serving, request)
+        if isinstance(request, SetShards):
+            return await self.set_shards(serving, request)
         return await self.remove_work_queue(serving, request)
 
     async def _about_shuffles(self, shuffles: ShuffleLeader, request: ShuffleRequest) -> msgspec.Struct:
@@ -140,21 +190,28 @@ class Handlers:
                 return queue_info(cluster, transactions.record_of(cluster, check_name(name)))
             case wire.ListQueues():
                 return wire.Queues(tuple(queue_info(cluster, cluster.queues[name]) for name in sorted(cluster.queues)))
+            case GetOptions():
+                return OptionsInfo(cluster.options)
             case wire.ListHosts():
                 return wire.Hosts(host_infos(cluster))
             case wire.GetPolicy(queue):
-                return wire.PolicyInfo(cluster.policy(transactions.record_of(cluster, check_name(queue)).name))
+                return wire.PolicyInfo(*split(cluster.policy(transactions.record_of(cluster, check_name(queue)).name)))
             case wire.DescribeWorkQueue(name):
                 return work_queue_info(cluster, work_queues.record_of(cluster, check_name(name, "work queue")))
             case wire.ListWorkQueues():
-                infos = (work_queue_info(cluster, cluster.work_queues[name]) for name in sorted(cluster.work_queues))
-                return wire.WorkQueues(tuple(infos))
+                return wire.WorkQueues(work_queue_infos(cluster))
             case wire.ListGroups(queue):
                 groups = transactions.groups_of(cluster, transactions.record_of(cluster, check_name(queue)).name)
                 return wire.WorkQueues(tuple(work_queue_info(cluster, group) for group in groups))
             case wire.GetCluster():
-                return view(cluster, self._leader, self._clock())
+                return self._view(cluster)
         raise CallError(f"no such request: {type(request).__name__}")
+
+    def _view(self, cluster: ClusterState) -> wire.ClusterView:
+        now = self._clock()
+        if self._viewed is None or self._viewed[0] is not cluster:
+            self._viewed = cluster, view(cluster, self._leader, now)
+        return msgspec.structs.replace(self._viewed[1], time=now)
 
     # --- queues ------------------------------------------------------------------------------------------------------
 
@@ -168,11 +225,11 @@ class Handlers:
         term = serving.term
         async with self._bounded(f"queue {name!r} does not serve"):
             await term.view.until(name, lambda cluster: not transactions.leftovers(cluster, name))
+            if name in term.view.cluster.unreadable:
+                transactions.record_of(term.view.cluster, name)  # raises: nothing is made in its place
             crash_point("create_queue.received")
             subjects = (name, STORES) if request.record is not None else (name,)
-            cluster = await term.change(
-                lambda now: transactions.create_queue(now, request, self._clock(), self._chance), *subjects
-            )
+            cluster = await self._placed(serving, request, name, subjects, transactions.create_queue)
             crash_point("create_queue.recorded")
             await serving.finisher.settle(transactions.record_of(cluster, name).transaction, self._wait_seconds)
             crash_point("create_queue.settled")
@@ -180,6 +237,33 @@ class Handlers:
             if request.record is not None:
                 await _until_kept(term, name)
         return queue_info(term.view.cluster, transactions.record_of(term.view.cluster, name))
+
+    async def create_missing(self, serving: Serving, request: CreateMissing) -> QueueInfo:
+        """Serving: one that was there, however it is, or a new one by the template. Whoever comes second finds the first's."""
+        view = serving.term.view
+        while True:
+            template, known = view.cluster.options.template, view.cluster.queues.get(request.name)
+            asked = wire.CreateQueue(request.name, request.transaction, template.settings, "", template.policy, template.record)
+            if known is not None:
+                asked = wire.CreateQueue(request.name, request.transaction, known.settings)
+            try:
+                return await self.create_queue(serving, asked)
+            except QueueConflict:
+                if view.cluster.queues.get(request.name) is known:
+                    raise
+
+    async def set_options(self, serving: Serving, request: SetTemplate | SetRebalance) -> Done:
+        """Written, and so from now on."""
+        _check(request.transaction)
+
+        def decide(cluster: ClusterState) -> ClusterState:
+            if isinstance(request, SetTemplate):
+                transactions.check_settings(request.template.check().settings)
+                return replace(cluster, options=msgspec.structs.replace(cluster.options, template=request.template))
+            return replace(cluster, options=msgspec.structs.replace(cluster.options, rebalance=request.on))
+
+        await serving.term.change(decide)
+        return Done()
 
     async def remove_queue(self, serving: Serving, request: wire.RemoveQueue) -> Done:
         """Removed with its groups, and none of their processes is left on a live host."""
@@ -218,24 +302,41 @@ class Handlers:
         queue = check_name(request.queue)
         _check(request.transaction)
         async with self._bounded(f"not enough stores run for queue {queue!r}"):
-            await serving.term.change(lambda now: transactions.record_queue(now, request), queue, STORES)
+            await serving.term.change(lambda now: transactions.record_queue(now, request, self._clock()), queue, STORES)
             await _until_kept(serving.term, queue)
         return Done()
 
+    async def record_history(self, serving: Serving, request: wire.RecordHistory) -> Done:
+        """Both queues serve and are recorded like this, and their writers are on their way to know; or both are gone."""
+        _check(request.transaction)
+        for name in HISTORY_QUEUES if request.record is not None else reversed(HISTORY_QUEUES):
+            known = name in serving.term.view.cluster.queues
+            if request.record is None:
+                if known:
+                    await self.remove_queue(serving, wire.RemoveQueue(name, part(request.transaction, name)))
+                continue
+            if not known:
+                await self.create_queue(serving, creation(name, request.transaction, request.record.check()))
+            await self.start_queue(serving, wire.StartQueue(name, part(request.transaction, name)))
+            await self.record_queue(serving, wire.RecordQueue(name, request.record, part(request.transaction, name)))
+        return Done()
+
     async def describe_tapes(self, serving: Serving, request: wire.DescribeTapes) -> wire.Tapes:
-        """The logs there are now. Whoever makes one stands in the queue's record before, so that is looked at after them."""
+        """The logs there are now, or a part of them. Whoever makes one stands in the queue's record before, so that is looked
+        at after them."""
         queue, term = check_name(request.queue), serving.term
         recording = transactions.record_of(term.view.cluster, queue).recording
         if recording is None:
             raise NotRecorded(f"queue {queue!r} is not recorded: `roq queue record` switches that on")
-        logs = await term.logs(tapes_prefix(recording.tapes), only_asked=True)
+        logs, more = part_of(await term.logs(tapes_prefix(recording.tapes), only_asked=True), request.after)
         record = transactions.record_of(term.view.cluster, queue)
         views = tuple(
             wire.TapeView(log, exchange := tape_exchange(log), record.running and exchange in record.exchanges, meta)
             for log, meta in logs.items()
         )
         stores = store_endpoints(term.view.cluster)
-        return wire.Tapes(recording.tapes, recording.record, recording.on, views, stores, record.transaction)
+        since = round(record.recorded_since * 1000)
+        return wire.Tapes(recording.tapes, recording.record, recording.on, views, stores, record.transaction, since, more)
 
     # --- work queues -------------------------------------------------------------------------------------------------
 
@@ -248,14 +349,33 @@ class Handlers:
         async with self._bounded(f"work queue {name!r} does not serve"):
             await term.view.until(subject, lambda cluster: not transactions.leftovers(cluster, subject))
             crash_point("create_work_queue.received")
-            cluster = await term.change(
-                lambda now: work_queues.create(now, request, self._clock(), self._chance), subject, STORES
-            )
+            cluster = await term.change(lambda now: shards.create(now, request, self._clock(), self._chance), subject, STORES)
             crash_point("create_work_queue.recorded")
             await serving.finisher.settle(work_queues.record_of(cluster, name).transaction, self._wait_seconds)
             crash_point("create_work_queue.settled")
             await term.view.until(subject, lambda now: work_queues.serves(now, work_queues.record_of(now, name), {}))
+            await self._until_shards_serve(term, name)
         return work_queue_info(term.view.cluster, work_queues.record_of(term.view.cluster, name))
+
+    async def set_shards(self, serving: Serving, request: SetShards) -> wire.WorkQueueInfo:
+        """Written, and as many serve; those that are too many take no more tasks as soon as their masters hear of it."""
+        name = check_name(request.name, "work queue")
+        _check(request.transaction)
+        term = serving.term
+        async with self._bounded(f"not every shard of work queue {name!r} serves"):
+            crash_point("set_shards.received")
+            await term.change(
+                lambda now: shards.set_shards(now, request, self._clock(), self._chance), work_subject(name), STORES
+            )
+            crash_point("set_shards.recorded")
+            await self._until_shards_serve(term, name)
+            crash_point("set_shards.settled")
+        return work_queue_info(term.view.cluster, work_queues.record_of(term.view.cluster, name))
+
+    @staticmethod
+    async def _until_shards_serve(term: LeaderTerm, name: str) -> None:
+        for shard in work_queues.record_of(term.view.cluster, name).shard_names:
+            await term.view.until(work_subject(shard), partial(shards.serves, queue=name, shard=shard))
 
     async def remove_work_queue(self, serving: Serving, request: wire.RemoveWorkQueue) -> Done:
         """Removed, and none of its processes is left on a live host."""
@@ -272,7 +392,7 @@ class Handlers:
         queue = check_name(request.queue)
         _check(request.transaction, request.host)
         crash_point("create_exchange.received")
-        await serving.term.change(lambda now: transactions.create_exchange(now, request, self._clock(), self._chance), queue)
+        await self._placed(serving, request, queue, (queue,), transactions.create_exchange)
         crash_point("create_exchange.recorded")
         exchange = transactions.exchange_id(queue, request.transaction)
         await serving.finisher.settle(request.transaction, self._wait_seconds)
@@ -281,6 +401,23 @@ class Handlers:
         if host is None:
             raise ExchangeNotFound(f"Exchange {exchange!r} was removed while it was being created")
         return wire.ExchangeCreated(exchange, host)
+
+    async def _placed(
+        self, serving: Serving, request: Placing, queue: str, subjects: tuple[str, ...], place: Place[Placing]
+    ) -> ClusterState:
+        """With an Exchange more, on a machine that is made for it if no host has a slot. Raises HostFull, NoHosts."""
+
+        def decide(now: ClusterState) -> ClusterState:
+            return place(now, request, self._clock(), self._chance)
+
+        try:
+            return await serving.term.change(decide, *subjects)
+        except (HostFull, NoHosts):
+            if request.host or not await serving.fleet.room(queue, request.transaction):
+                raise
+        placed = await serving.term.change(decide, *subjects)
+        serving.fleet.met(queue)
+        return placed
 
     async def remove_exchange(self, serving: Serving, request: wire.RemoveExchange) -> Done:
         """The Exchange runs no more."""
@@ -291,10 +428,24 @@ class Handlers:
         return Done()
 
     async def drain_host(self, serving: Serving, request: wire.DrainHost) -> Done:
-        """Nothing new goes there, or again it does."""
+        """Nothing new goes there, or again it does; what is to leave is on its way."""
         check_name(request.host, "host")
-        await serving.term.change(lambda now: transactions.drain_host(now, request))
+        everything = request.leaving is Leaving.EVERYTHING
+        copies = {**await serving.remains.copies(request.host), **serving.shuffles.copies_wanted()} if everything else {}
+
+        def decide(cluster: ClusterState) -> ClusterState:
+            if request.draining and request.leaving is not Leaving.NOTHING and not _leaves_already(cluster, request):
+                evacuation.check_possible(cluster, request.host, request.leaving, copies)
+            return transactions.drain_host(cluster, request)
+
+        await serving.term.change(decide)
         return Done()
+
+    async def describe_remains(self, serving: Serving, request: DescribeRemains) -> HostRemains:
+        """What is still on the host."""
+        if check_name(request.host, "host") not in serving.term.view.cluster.hosts:
+            raise HostNotFound(f"no host is named {request.host!r}")
+        return await serving.remains.count(request.host, serving.shuffles.ranges_on(request.host))
 
     @asynccontextmanager
     async def _bounded(self, what: str) -> AsyncIterator[None]:
@@ -303,6 +454,10 @@ class Handlers:
                 yield
         except TimeoutError:
             raise NotReady(f"{what} after {self._wait_seconds:g} s; repeat the request with the same transaction id") from None
+
+
+def _leaves_already(cluster: ClusterState, request: wire.DrainHost) -> bool:
+    return cluster.host(request.host).leaving in (request.leaving, Leaving.EVERYTHING)
 
 
 def _check(transaction: str, host: str = "") -> None:

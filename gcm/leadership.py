@@ -7,8 +7,10 @@ term ends when the latch is lost (also while ZooKeeper is out of reach) or a wri
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,16 +18,25 @@ import msgspec
 from gcm.background import Finisher, HostRepairer
 from gcm.cluster import ClusterState
 from gcm.durables import DurableStore
+from gcm.emptiness import why_in_use
+from gcm.evacuator import Evacuator, RemainsCounter
+from gcm.fleet_keeper import FleetKeeper
+from gcm.producers import ProducerStore
+from gcm.providers.means import FleetMeans
+from gcm.shard_keeper import ShardKeeper
 from gcm.shuffle_leader import ShuffleLeader
 from gcm.term import LeaderTerm
+from roq.config import GcmConfig
 from roq.coordination import paths
 from roq.coordination.election import Fence, LeaderLatch, fenced, take_epoch
 from roq.coordination.link import CreateEphemeral, Delete, Node, Op
 from roq.coordination.session import Session
-from roq.errors import NotLeader, RoqError, StaleEpoch
+from roq.errors import NotLeader, RoqError, StaleEpoch, UnknownFormat
 from roq.runtime.backoff import delays
 from roq.runtime.observe import Counters, logger
 from roq.wire.gcm import LeaderAddress
+from roq.wire.hosts import HostRemains
+from roq.wire.tree_format import check_format, read_format
 
 log = logger(__name__)
 
@@ -38,6 +49,9 @@ class Serving:
     finisher: Finisher
     shuffles: ShuffleLeader
     durables: DurableStore
+    producers: ProducerStore
+    remains: RemainsCounter
+    fleet: FleetKeeper
 
 
 class Leadership:
@@ -50,10 +64,11 @@ class Leadership:
         address: LeaderAddress,
         counters: Counters,
         on_change: Callable[[ClusterState, ClusterState], None],
-        shuffle_abandoned_seconds: float,
+        config: GcmConfig,
+        means: FleetMeans | None = None,
     ) -> None:
         self._session, self._participant, self._address, self._counters = session, participant, address, counters
-        self._on_change, self._shuffle_abandoned_seconds = on_change, shuffle_abandoned_seconds
+        self._on_change, self._config, self._means = on_change, config, means
         self._serving: Serving | None = None
         self._leader: LeaderAddress | None = None
         self._latch = LeaderLatch(session, paths.LATCH, participant)
@@ -81,8 +96,10 @@ class Leadership:
             while True:
                 latch_term = await self._latch.wait_leader()
                 reason = await self._lead(latch_term)
-                if isinstance(reason, StaleEpoch):  # somebody else leads, whatever the latch says: queue up again
+                if isinstance(reason, StaleEpoch | UnknownFormat):  # somebody else leads, or must: queue up again
                     await self._latch.stop()
+                    if isinstance(reason, UnknownFormat):
+                        await self._format_known()
                     self._latch = LeaderLatch(self._session, paths.LATCH, self._participant)
                     self._latch.start()
                 if reason is None:
@@ -92,6 +109,21 @@ class Leadership:
         finally:
             watch.close()
             await self._latch.stop()
+
+    async def _format_known(self) -> None:
+        """Wait until the tree is one that we may lead: until then newer GCMs have the election for themselves."""
+        known = asyncio.Event()
+
+        def seen(node: Node | None) -> None:
+            with suppress(UnknownFormat):
+                check_format(read_format(node.data if node is not None else None))
+                known.set()
+
+        watch = self._session.watch_data(paths.FORMAT, seen)
+        try:
+            await known.wait()
+        finally:
+            watch.close()
 
     async def _lead(self, latch_term: int) -> BaseException | None:
         """One term, from epoch to end; why it ended, None if the latch was lost."""
@@ -106,18 +138,24 @@ class Leadership:
             return error
         term.view.on_change.append(self._on_change)
         finisher = Finisher(term)
-        HostRepairer(term).start()
+        remains = RemainsCounter(term)
+        self._start_keepers(term, partial(_remains, remains, shuffles))
         durables = DurableStore(self._session, term)
         durables.start()
+        producers = ProducerStore(self._session, term)
+        producers.start()
+        fleet = FleetKeeper(self._session, term, self._means, partial(why_in_use, term.view, remains, shuffles))
+        fleet.start()
         lost = asyncio.get_running_loop().create_task(self._latch.wait_lost(latch_term))
         over: list[asyncio.Future[Any]] = [lost, term.ended]
         reason: BaseException | None = None
         try:
             await self._publish(fence)
-            self._serving = Serving(term, finisher, shuffles, durables)
+            self._serving = Serving(term, finisher, shuffles, durables, producers, remains, fleet)
             self._counters["terms"] += 1
             log.info("this GCM leads", extra={"fields": {"epoch": fence.epoch, "queues": len(term.view.cluster.queues)}})
             self._on_change(ClusterState(), term.view.cluster)
+            term.view.start()  # behind the address: its reads, two for each host, would hold that up
             await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
             reason = term.ended.result() if term.ended.done() else None
         except RoqError as error:
@@ -127,14 +165,21 @@ class Leadership:
             lost.cancel()
             await term.end(reason)
             shuffles.close()
+            remains.close()
             await finisher.stop()
             log.warning("this GCM leads no longer", extra={"fields": {"epoch": fence.epoch, "reason": str(reason or "")}})
             await self._withdraw()
         return reason
 
+    def _start_keepers(self, term: LeaderTerm, count: Callable[[str], Awaitable[HostRemains]]) -> None:
+        """What goes on in a term without being asked. count: what is still on a host."""
+        HostRepairer(term).start()
+        Evacuator(term, self._config.rebalance_after_seconds, count).start()
+        ShardKeeper(term, self._config.shard_kept_seconds).start()
+
     async def _shuffles(self, term: LeaderTerm) -> ShuffleLeader:
         try:
-            return await ShuffleLeader.begin(self._session, term, self._shuffle_abandoned_seconds)
+            return await ShuffleLeader.begin(self._session, term, self._config.shuffle_abandoned_seconds)
         except RoqError as error:
             await term.end(error)
             raise
@@ -162,3 +207,7 @@ class Leadership:
         except msgspec.MsgspecError as error:
             log.error("leader address is unreadable", extra={"fields": {"reason": str(error)}})
             self._leader = None
+
+
+async def _remains(counter: RemainsCounter, shuffles: ShuffleLeader, host: str) -> HostRemains:
+    return await counter.count(host, shuffles.ranges_on(host))

@@ -11,8 +11,6 @@ from collections.abc import Callable, Collection, Iterable
 from gcm.cluster import ClusterState, Host
 from roq.errors import HostFull, HostNotFound, NoHosts
 
-PROCESSES_MAX = 1_500  # of one host: its assignment and its report are one znode each, and ZooKeeper takes 1 MB
-
 Load = Callable[[Host], tuple[int, int]]
 
 
@@ -23,7 +21,7 @@ def place(cluster: ClusterState, wanted: str, chance: random.Random) -> Host:
     """
     if wanted:
         return _named(cluster, wanted)
-    return _least(_with_room(cluster), lambda host: (host.monitors, host.exchanges - host.exchanges_max), chance)
+    return _least(_with_room(cluster), lambda host: (host.monitors, host.slots_used), chance)
 
 
 def place_exchange(cluster: ClusterState, wanted: str, chance: random.Random) -> Host:
@@ -33,7 +31,7 @@ def place_exchange(cluster: ClusterState, wanted: str, chance: random.Random) ->
     """
     if wanted:
         return _named(cluster, wanted)
-    return _least(_with_room(cluster), lambda host: (host.exchanges - host.exchanges_max, host.monitors), chance)
+    return _least(_with_room(cluster), lambda host: (host.slots_used, host.monitors), chance)
 
 
 def place_monitor(cluster: ClusterState, taken: Collection[str], chance: random.Random) -> Host | None:
@@ -69,12 +67,12 @@ def refilled(
 
 def takes_monitor(host: Host) -> bool:
     """One more Monitor, master or store may be placed here."""
-    return host.alive and not host.draining and len(host.assigned) < PROCESSES_MAX
+    return host.takes_more
 
 
 def has_room(host: Host) -> bool:
     """One more Exchange, or queue, may be placed here."""
-    return takes_monitor(host) and host.exchanges < host.exchanges_max
+    return host.takes_more and host.slots_used < 0
 
 
 def _named(cluster: ClusterState, name: str) -> Host:
@@ -89,16 +87,15 @@ def _named(cluster: ClusterState, name: str) -> Host:
 
 
 def _with_room(cluster: ClusterState) -> list[Host]:
-    alive = [host for host in cluster.hosts.values() if host.alive]
-    if not alive:
+    free = [host for host in cluster.hosts.values() if host.takes_more and host.slots_used < 0]
+    if free:
+        return free
+    if not cluster.alive:
         raise NoHosts
-    free = [host for host in alive if has_room(host)]
-    if not free:
-        raise HostFull(f"all {len(alive)} hosts are full or cordoned")
-    return free
+    raise HostFull(f"all {cluster.alive} hosts are full or cordoned")
 
 
 def _least(hosts: Iterable[Host], load: Load, chance: random.Random) -> Host:
-    candidates = sorted(hosts, key=lambda host: host.name)
-    least = min(map(load, candidates))
-    return chance.choice([host for host in candidates if load(host) == least])
+    loads = [(load(host), host) for host in hosts]
+    least = min(each for each, _ in loads)
+    return chance.choice(sorted((host for each, host in loads if each == least), key=lambda host: host.name))

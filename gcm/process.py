@@ -14,10 +14,12 @@ from functools import partial
 import msgspec
 
 from gcm.access import AccessKeeper, take_access
-from gcm.cluster import ClusterState, view
+from gcm.cluster import ClusterState, differing, view
 from gcm.crash import arm
 from gcm.handlers import Handlers
 from gcm.leadership import Leadership
+from gcm.providers.means import FleetMeans, fleet_means
+from gcm.topology import Stamp, TouchedNames, delta
 from roq.config import GcmConfig
 from roq.coordination import paths
 from roq.coordination.link import CoordinationError
@@ -32,13 +34,15 @@ from roq.runtime.security import process_security
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import gcm as wire
 from roq.wire.card import Right
-from roq.wire.gcm import BROADCAST_TOPIC, ClusterView, LeaderAddress
+from roq.wire.gcm import BROADCAST_TOPIC, LeaderAddress
 from roq.wire.rights import ADMINISTRATIVE, EVERYTHING, GCM, check, check_creation, for_names
+from roq.wire.topology import CHANGES_TOPIC
 
 log = logger(__name__)
 CLOSE_SECONDS = 600.0  # from one look at the rights of the cluster's nodes to the next
 
 SPACING_SECONDS = 0.2  # between two broadcasts, however much changes
+DELTA_BYTES_MAX = 4 * 1024 * 1024  # more has changed at once: as a message it would soon be too large
 BUSY_SHARE = 10  # a broadcast that took s seconds to make is followed by at least BUSY_SHARE * s of silence
 
 
@@ -53,19 +57,26 @@ class GcmReady(msgspec.Struct, frozen=True):
 
 
 class TopologyBroadcast:
-    """Bound at `address:port` (0: any free port, see `port`). `view` raises NotLeader while there is nothing to tell:
-    only the leader broadcasts. Changes are coalesced, and telling never takes more than a tenth of the leader's time."""
+    """Bound at `address:port` (0: any free port, see `port`). `cluster` raises NotLeader while there is nothing to tell:
+    only the leader broadcasts, as `leader`, and what is `now`. Changes are coalesced, and telling never takes more than a
+    tenth of the leader's time. The whole cluster is told only if somebody listens who wants that."""
 
-    def __init__(self, address: str, port: int, every_seconds: float, view: Callable[[], ClusterView]) -> None:
+    def __init__(
+        self, address: str, port: int, every_seconds: float, cluster: Callable[[], ClusterState], stamp: Callable[[], Stamp]
+    ) -> None:
         self._broadcaster = Broadcaster(address, port, let_in=partial(check, rule=(Right.DESCRIBE,), name=EVERYTHING))
         self.port = self._broadcaster.port
-        self._view, self._every_seconds = view, every_seconds
+        self._cluster, self._stamp, self._every_seconds = cluster, stamp, every_seconds
         self._news = asyncio.Event()
+        self._told, self._told_at = ClusterState(), 0.0  # what deltas have told so far, and when
+        self._touched = TouchedNames()  # since then
 
     def changed(self, before: ClusterState, after: ClusterState) -> None:
         """Tell soon, if this is more than a host's new load."""
+        if before.epoch == after.epoch:  # else whoever listens asks for the whole
+            self._touched.note(before, after)
         if _shape(before) != _shape(after) or any(
-            before.hosts.get(name) is not host and _matters(before, after, name) for name, host in after.hosts.items()
+            _matters(before, after, name) for name in differing(before.hosts, after.hosts)
         ):
             self._news.set()
 
@@ -74,12 +85,24 @@ class TopologyBroadcast:
         while True:
             started = time.monotonic()
             with suppress(NotLeader):  # then the leader tells
-                self._broadcaster.send((BROADCAST_TOPIC, msgspec.msgpack.encode(self._view())))
+                self._tell(self._cluster(), self._stamp())
             await asyncio.sleep(max(SPACING_SECONDS, BUSY_SHARE * (time.monotonic() - started)))
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._every_seconds):  # wait_for of Python 3.11 may swallow our cancellation
                     await self._news.wait()
             self._news.clear()
+
+    def _tell(self, cluster: ClusterState, stamp: Stamp) -> None:
+        if self._broadcaster.is_heard(BROADCAST_TOPIC):
+            whole = view(cluster, stamp.leader, stamp.time)
+            self._broadcaster.send((BROADCAST_TOPIC, msgspec.msgpack.encode(whole)))
+        if cluster.epoch != self._told.epoch:
+            self._told, self._told_at, self._touched = cluster, stamp.time, TouchedNames()
+        body = msgspec.msgpack.encode(delta(self._told, self._told_at, cluster, stamp, self._touched))
+        if len(body) > DELTA_BYTES_MAX:  # who listens finds that something is missing, and asks for the whole
+            body = msgspec.msgpack.encode(delta(cluster, stamp.time, cluster, stamp))
+        self._broadcaster.send((CHANGES_TOPIC, body))
+        self._told, self._told_at, self._touched = cluster, stamp.time, TouchedNames()
 
     def close(self) -> None:
         """Tell nothing more."""
@@ -100,13 +123,14 @@ def _matters(before: ClusterState, after: ClusterState, name: str) -> bool:
 class Gcm:
     """Everything one GCM has open. Made by `start`, ended by `close`."""
 
-    def __init__(self, config: GcmConfig, session: Session, stop: asyncio.Event) -> None:
+    def __init__(self, config: GcmConfig, session: Session, stop: asyncio.Event, means: FleetMeans | None) -> None:
         self.counters = Counters()
         self._session = session
         self._tasks = Tasks(lambda _: stop.set())  # a loop that fails is a defect: end, and let the service manager restart us
         opened: list[Callable[[], None]] = []
         try:
-            self.topology = TopologyBroadcast(config.address, config.broadcast_port, config.broadcast_seconds, self._view)
+            where = config.address, config.broadcast_port
+            self.topology = TopologyBroadcast(*where, config.broadcast_seconds, self._cluster, self._stamp)
             opened.append(self.topology.close)
             self.server = RpcServer(
                 config.address,
@@ -128,8 +152,7 @@ class Gcm:
             raise
         self._opened, self._address = opened, address
         here = LeaderAddress(0, config.address, self.server.port, self.topology.port)
-        abandoned_seconds = config.shuffle_abandoned_seconds
-        self._leadership = Leadership(session, name, here, self.counters, self.topology.changed, abandoned_seconds)
+        self._leadership = Leadership(session, name, here, self.counters, self.topology.changed, config, means)
         self._handlers = Handlers(self._leadership, address, config.wait_seconds, random.Random())
         self._access = AccessKeeper(session)
 
@@ -172,13 +195,17 @@ class Gcm:
                 log.info("nodes can't be closed yet", extra={"fields": {"reason": str(error)}})
             await asyncio.sleep(CLOSE_SECONDS)
 
-    def _view(self) -> ClusterView:
-        return view(self._leadership.serving().term.view.cluster, self._address, self._handlers.now())
+    def _cluster(self) -> ClusterState:
+        return self._leadership.serving().term.view.cluster
+
+    def _stamp(self) -> Stamp:
+        return Stamp(self._address, self._handlers.now())
 
 
 async def serve(config: GcmConfig, stop: asyncio.Event, announce: Callable[[GcmReady], None]) -> None:
     """Run one GCM until `stop`. Raises ZooKeeperUnavailable or PortTaken if it can't begin."""
     arm(os.environ)
+    means = fleet_means(config)
     session = await Session.connect(config.zookeeper, session_seconds=config.session_seconds)
     try:
         for path in paths.SKELETON:
@@ -186,7 +213,7 @@ async def serve(config: GcmConfig, stop: asyncio.Event, announce: Callable[[GcmR
         if await session.is_open(paths.GCM):
             await _close(session)
         await take_access(session)
-        gcm = Gcm(config, session, stop)
+        gcm = Gcm(config, session, stop, means)
         try:
             gcm.start()
             announce(gcm.ready)

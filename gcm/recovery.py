@@ -27,7 +27,7 @@ from gcm.cluster import (
     monitor_name,
 )
 from gcm.placement import has_room, place_monitor, refilled, takes_monitor
-from gcm.transactions import exchange_id
+from gcm.transactions import successor, successor_id
 from roq.wire.assignment import LEASE_UNKNOWN_SECONDS, FormerProcess, QueueRecord
 from roq.wire.work_queue import WorkQueueRecord
 
@@ -86,7 +86,7 @@ def _former(cluster: ClusterState, before: QueueRecord, after: QueueRecord) -> t
     places = {exchange_name(before.name, id): (host, id) for id, host in replaced.items()}
     if after.monitor_host != before.monitor_host:
         places[monitor_name(before.name)] = (before.monitor_host, "")
-    known = tuple(one for one in before.former if not cluster.host(one.host).alive)
+    known = tuple(one for one in before.former if one.planned or not cluster.host(one.host).alive)
     fresh = tuple(_former_process(cluster, name, host, id) for name, (host, id) in places.items())
     return (*known, *(one for one in fresh if one is not None))[-FORMER_MAX:]
 
@@ -126,6 +126,8 @@ def _with_live_exchanges(cluster: ClusterState, record: QueueRecord, chance: ran
     exchanges: dict[str, str] = {}
     added: Counter[str] = Counter()
     for id, host in record.exchanges.items():
+        if not cluster.host(host).alive and successor(record, id) is not None:
+            continue  # another one was about to take its place (evacuation.py), and is replaced itself if it was lost
         new = None if cluster.host(host).alive else _exchange_host(cluster, record, added, chance)
         if new is None:
             exchanges[id] = host
@@ -133,7 +135,7 @@ def _with_live_exchanges(cluster: ClusterState, record: QueueRecord, chance: ran
         added[new] += 1
         creating = _creation(cluster, record.name, id)
         if creating is None or _has_run(cluster, host, exchange_name(record.name, id)):
-            exchanges[exchange_id(record.name, f"replaces {id}")] = new
+            exchanges[successor_id(record, id, exchanges)] = new
             continue
         exchanges[id] = new
         entry = msgspec.structs.replace(creating, hosts=(new,))

@@ -15,9 +15,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gcm.cluster import ClusterState
+from gcm.cluster import ClusterState, differing
 from gcm.crash import crash_point
-from gcm.followers import STORE, FollowerLinks, FollowerMembership, endpoints
+from gcm.followers import STORE, FollowerLinks, FollowerMembership, endpoints, follower_of
 from gcm.placement import takes_monitor
 from gcm.shuffle_driver import Driver, DriverContext
 from gcm.shuffle_store import ShuffleStore, read_all
@@ -210,6 +210,16 @@ class ShuffleLeader:
         shown.sort(key=lambda each: each.record.name)
         return wire.ShuffleList(tuple(each.record.describe(len(each.plan.stored), whole=False) for each in shown))
 
+    def ranges_on(self, host: str) -> int:
+        """How many ranges of shuffles are kept on this host, of the tables that are read now."""
+        records = [each.record for each in self._drivers.values() if each.record.state is not ShuffleState.REMOVED]
+        return sum(host in each.holders for record in records for each in (*record.table, *record.former))
+
+    def copies_wanted(self) -> dict[str, int]:
+        """Followers that keep each range, by shuffle in words."""
+        shown = [each.record for each in self._drivers.values() if each.record.state is not ShuffleState.REMOVED]
+        return {f"shuffle {record.name}": record.spec.replicas for record in shown}
+
     def name_receipts(self, request: wire.NameReceipts) -> wire.Done:
         """Remembered for a commit."""
         self._driver(request.name)
@@ -258,7 +268,7 @@ class ShuffleLeader:
         if driver is None or driver.record.state is ShuffleState.REMOVED:
             raise ShuffleNotFound(f"shuffle {request.name!r} ({request.shuffle}) does not exist any more")
         if not all(is_sound(sample) for sample in request.samples):
-            raise FrameError(f"follower {request.host} told samples that can't be")
+            raise FrameError(f"follower {request.host} reported invalid samples")
         await driver.submit(events.AttemptReported(tuple(request.samples), tuple(request.stored), request.wanted))
         record = driver.record
         committed = record.committed if record.state is ShuffleState.SEALED else {}
@@ -270,7 +280,7 @@ class ShuffleLeader:
     # --- hosts --------------------------------------------------------------------------------------------------------
 
     def _changed(self, before: ClusterState, after: ClusterState) -> None:
-        if before.hosts is not after.hosts:
+        if any(follower_of(before, name) != follower_of(after, name) for name in differing(before.hosts, after.hosts)):
             self._look()
 
     def _look(self) -> None:
@@ -300,7 +310,7 @@ class ShuffleLeader:
             if unknown:
                 await self._term.write()
             for id in sorted(unknown - self._drivers.keys()):
-                log.info("follower is told to delete a removed shuffle", extra={"fields": {"host": host, "id": id}})
+                log.info("asking a follower to delete a removed shuffle", extra={"fields": {"host": host, "id": id}})
                 await self._links.request(host, shuffle.ForgetShuffle(self._term.fence.epoch, id), shuffle.FollowerDone, 10.0)
         except NotLeader:
             return

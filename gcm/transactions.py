@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
+from itertools import islice
 from typing import TypeVar
 
 import msgspec
@@ -38,8 +40,9 @@ from roq.errors import (
     QueueConflict,
     QueueNotFound,
     QueueStopped,
+    UnknownFormat,
 )
-from roq.wire.assignment import QueueRecord, QueueSettings, work_subject
+from roq.wire.assignment import Leaving, QueueRecord, QueueSettings, work_subject
 from roq.wire.gcm import CreateExchange, CreateQueue, DrainHost, RecordQueue, RemoveExchange, RemoveQueue, SetPolicy
 from roq.wire.limits import FRAME_BYTES_CEILING
 from roq.wire.recording import RECORDED_FRAME_BYTES_MAX, Record, tapes_prefix
@@ -47,6 +50,7 @@ from roq.wire.work_queue import WorkQueueRecord
 
 REPLICATION_MAX = 16  # Monitors of one queue: each backup costs its active one an update
 FRAME_BYTES_MIN = 1024  # smaller ones hold no topic
+SUCCESSORS_MAX = 4  # hosts lost one after the other while an Exchange is being replaced
 REMOVAL_KEPT_SECONDS = 60.0  # a removal repeated within this time is answered as the first one was
 
 V = TypeVar("V")
@@ -58,9 +62,36 @@ def exchange_id(queue: str, transaction: str) -> str:
     return hashlib.sha256(f"{queue}\0{transaction}".encode()).hexdigest()[:16]
 
 
+@lru_cache(1 << 16)
+def replacement_id(queue: str, exchange: str) -> str:
+    """The Exchange that takes the place of this one, of a lost host or of one that it leaves: the same whoever decides it."""
+    return exchange_id(queue, f"replaces {exchange}")
+
+
+def _successors(queue: str, exchange: str) -> Iterator[str]:
+    """Ids of those that take its place, one after the other: of some the host was lost before they had."""
+    while True:
+        yield (exchange := replacement_id(queue, exchange))
+
+
+def successor(record: QueueRecord, exchange: str) -> str | None:
+    """The Exchange that is about to take the place of this one, if there is one."""
+    ids = islice(_successors(record.name, exchange), SUCCESSORS_MAX)
+    return next((id for id in ids if id in record.exchanges), None)
+
+
+def successor_id(record: QueueRecord, exchange: str, taken: Collection[str] = ()) -> str:
+    """Of a new Exchange that is to take its place. A former one's is never used again: that may live behind a cut, and the
+    new one would be taken for it. taken: neither are these."""
+    used = {*taken, *record.exchanges, *(one.exchange for one in record.former)}
+    return next(id for id in _successors(record.name, exchange) if id not in used)
+
+
 def record_of(cluster: ClusterState, queue: str) -> QueueRecord:
-    """The queue's record; raises QueueNotFound."""
+    """The queue's record; raises QueueNotFound, UnknownFormat."""
     record = cluster.queues.get(queue)
+    if record is None and queue in cluster.unreadable:
+        raise UnknownFormat(f"the record of queue {queue!r} is damaged, or of a newer version: the GCM's log says more")
     if record is None:
         raise QueueNotFound(f"no queue is named {queue!r}")
     return record
@@ -135,7 +166,7 @@ def _check_same(existing: QueueRecord, request: CreateQueue) -> None:
 def leftovers(cluster: ClusterState, subject: str) -> bool:
     """Some live host reports processes of a queue or work queue that does not exist."""
     return cluster.record(subject) is None and any(
-        host.alive and subject in host.subjects_reported for host in cluster.hosts.values()
+        subject in host.subjects_reported and host.alive for host in cluster.hosts.values()
     )
 
 
@@ -149,7 +180,8 @@ def remove_queue(cluster: ClusterState, request: RemoveQueue, now: float) -> Clu
     groups = groups_of(cluster, request.name)
     hosts = tuple(dict.fromkeys((*cluster.hosts_of(record), *(host for group in groups for host in group.hosts))))
     logs = {group.name: group.spec.log for group in groups}
-    entry = ClientTransaction(request.transaction, Action.REMOVE_QUEUE, request.name, hosts, now, tapes=tapes, groups=logs)
+    about = request.transaction, Action.REMOVE_QUEUE, request.name, hosts, now
+    entry = ClientTransaction(*about, tapes=tapes, groups=logs, former=_life(record))
     return begin(without_queue(cluster, request.name), entry)
 
 
@@ -160,18 +192,36 @@ def without_queue(cluster: ClusterState, queue: str) -> ClusterState:
     return replace(cluster, queues=_without(cluster.queues, queue), policies=_without(cluster.policies, queue))
 
 
+def shard_names(cluster: ClusterState, record: WorkQueueRecord) -> tuple[str, ...]:
+    """A work queue's shards but the first, as work queues. A leader of 0.1 writes its record without their list: then all whose
+    names say that they are of it."""
+    return record.shard_names if record.shards is not None else cluster.shards_by_queue.get(record.name, ())
+
+
 def without_work_queues(cluster: ClusterState, *names: str) -> ClusterState:
-    """Nothing of these work queues is wanted any more, nor of what was being created for them."""
+    """Nothing of these work queues is wanted any more, their shards included, nor of what was being created for them."""
     if not names:
         return cluster
+    known = (cluster.work_queues.get(name) for name in names)
+    names += tuple(shard for record in known if record is not None for shard in shard_names(cluster, record))
     kept = {name: record for name, record in cluster.work_queues.items() if name not in names}
     return replace(without_creations(cluster, *map(work_subject, names)), work_queues=kept)
 
 
-def orphans(cluster: ClusterState, entry: ClientTransaction) -> list[str]:
-    """Groups that should have gone with their queue, and did not, as the leader before died over it."""
+def without_orphans(cluster: ClusterState, entry: ClientTransaction) -> ClusterState:
+    """Without what should have gone with this removal and did not, as the leader before died between two parts of its write:
+    the queue or work queue itself, groups, shards. (An Exchange may have been made anew under its id: it stays.)"""
+    record = cluster.record(entry.subject)
+    if isinstance(record, QueueRecord) and _life(record) == entry.former:
+        cluster = without_queue(cluster, record.name)
+    logs = {entry.queue: entry.log, **entry.groups}
     known = cluster.work_queues
-    return [name for name, log in entry.groups.items() if name in known and known[name].spec.log == log]
+    return without_work_queues(cluster, *(name for name, log in logs.items() if name in known and known[name].spec.log == log))
+
+
+def _life(record: QueueRecord) -> str:
+    """Tells a queue from a later one of its name, also one that the same transaction id has made."""
+    return f"{record.transaction} {record.created}"
 
 
 def without_creations(cluster: ClusterState, *subjects: str) -> ClusterState:
@@ -239,11 +289,14 @@ def without_exchange(cluster: ClusterState, queue: str, exchange: str) -> Cluste
 
 
 def drain_host(cluster: ClusterState, request: DrainHost) -> ClusterState:
-    """The host takes nothing new, or takes part again."""
+    """The host takes nothing new, or takes part again; what is to leave it goes from then on (evacuation.py)."""
     host = cluster.hosts.get(request.host)
     if host is None:
         raise HostNotFound(f"no host is named {request.host!r}")
-    return cluster.with_host(replace(host, draining_wanted=request.draining))
+    leaving = request.leaving if request.draining else Leaving.NOTHING
+    if leaving is Leaving.PROCESSES and host.leaving is Leaving.EVERYTHING:
+        leaving = Leaving.EVERYTHING  # to drain it is a part of that, and calls nothing off
+    return cluster.with_host(replace(host, draining_wanted=request.draining, leaving=leaving))
 
 
 def set_policy(cluster: ClusterState, request: SetPolicy) -> ClusterState:
@@ -254,13 +307,14 @@ def set_policy(cluster: ClusterState, request: SetPolicy) -> ClusterState:
     return replace(cluster, policies={**cluster.policies, request.queue: request.policy})
 
 
-def record_queue(cluster: ClusterState, request: RecordQueue) -> ClusterState:
-    """The queue is recorded like this from now on, or no longer: then how its tapes are kept stays."""
+def record_queue(cluster: ClusterState, request: RecordQueue, now: float) -> ClusterState:
+    """The queue is recorded like this from now on, or no longer: then how its tapes are kept stays. now: seconds since 1970."""
     before = record_of(cluster, request.queue)
     if request.record is None:
         after = msgspec.structs.replace(before, recorded=False)
     else:
-        after = msgspec.structs.replace(before, record=request.record.check(), recorded=True)
+        since = before.recorded_since if before.recorded else now
+        after = msgspec.structs.replace(before, record=request.record.check(), recorded=True, recorded_since=since)
     if after == before:
         return cluster
     if request.record is not None:

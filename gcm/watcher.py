@@ -11,11 +11,11 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from gcm.cluster import ClientTransaction, ClusterState, Host, HostRecovery, HostRegistration
+from gcm.cluster import ClientTransaction, ClusterState, Host, HostRecovery, HostRegistration, differing
 from gcm.reconcile import changed_hosts
 from roq.coordination import paths
 from roq.coordination.link import Node
@@ -24,12 +24,16 @@ from roq.coordination.session import Session, Watch
 from roq.errors import FrameError, NotLeader, RoqError
 from roq.runtime.observe import logger
 from roq.runtime.run import Tasks
-from roq.wire.assignment import STORES, Assignment, HostReport, QueueRecord, from_json
+from roq.wire.assignment import STORES, Assignment, HostReport, QueueRecord, from_json, work_subject
+from roq.wire.fleet import FleetRecord, MachineRecord
 from roq.wire.hcm import HostPayload
+from roq.wire.options import ClusterOptions
 from roq.wire.policy import Policy
 from roq.wire.work_queue import WorkQueueRecord
 
 READS_AT_ONCE = 100
+ADMITTED_AT_ONCE = 16  # hosts that were never seen: others' requests are not to wait behind hundreds
+WAKE_SECONDS = 0.05  # from what may concern anybody who waits to a look by all of them: many reports are one look
 
 T = TypeVar("T", bound=msgspec.Struct)
 V = TypeVar("V")
@@ -37,28 +41,42 @@ log = logger(__name__)
 
 
 class ClusterWatcher:
-    """cluster: the newest view. on_change(before, after): after every change of it. monitors_moved(queues, host): what runs on
-    this host has changed, and assignments elsewhere name ports of these queues' Monitors there.
+    """cluster: the newest view. readings: of its hosts, as they were read for it. on_change(before, after): after every change
+    of it. monitors_moved(queues, host): what runs on this host has changed, and assignments elsewhere name ports of these
+    queues' Monitors there.
 
-    Watches from the start on, until `close`.
+    Watches from `start` on, until `close`.
     """
 
     def __init__(
-        self, session: Session, cluster: ClusterState, tasks: Tasks, monitors_moved: Callable[[list[str], str], None]
+        self,
+        session: Session,
+        cluster: ClusterState,
+        readings: Iterable[HostReading],
+        tasks: Tasks,
+        monitors_moved: Callable[[list[str], str], None],
     ) -> None:
         self.cluster = cluster
         self.on_change: list[Callable[[ClusterState, ClusterState], None]] = []
         self._session, self._tasks, self._monitors_moved = session, tasks, monitors_moved
         self._ended = False
         self._waiters: dict[str, set[asyncio.Future[None]]] = defaultdict(set)
-        self._watches: list[Watch[Node | None] | Watch[list[str]]] = []
-        self._watched: set[str] = set()
+        self._watches: list[Watch[list[str]]] = []
+        self._host_watches: dict[str, list[Watch[Node | None]]] = {}
+        self._watched = set(cluster.hosts)
         self._told: dict[str, Node | None] = {}  # newest report, by host
         self._joined: dict[str, int] = {}  # generation of the registration with which each host joined
         self._seen: dict[str, int] = {}  # newest mzxid by path: a re-read of the same is no news
-        for host in cluster.hosts.values():
-            self._watch_host(host)
-        self._watches.append(session.watch_children(paths.HOSTS, self._hosts_seen))
+        self._wake_timer: asyncio.TimerHandle | None = None
+        self._admitting = asyncio.Semaphore(ADMITTED_AT_ONCE)
+        for reading in readings:
+            self._take_in(reading)
+
+    def start(self) -> None:
+        """Watch from now on. What has changed since the snapshot is read then."""
+        for name in sorted(self._watched):
+            self._watch_host(name)
+        self._watches.append(self._session.watch_children(paths.HOSTS, self._hosts_seen))
 
     def end(self) -> None:
         """The term is over: nothing is taken in any more, and whoever waits gets NotLeader."""
@@ -70,8 +88,12 @@ class ClusterWatcher:
 
     def close(self) -> None:
         """Watch nothing any more."""
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
         for watch in self._watches:
             watch.close()
+        for name in list(self._host_watches):
+            self._forget_host(name)
 
     def written(self, before: ClusterState, after: ClusterState) -> None:
         """Take over what the leader wrote, beside what hosts reported meanwhile."""
@@ -79,11 +101,19 @@ class ClusterWatcher:
         for host in changed_hosts(before, after):
             now = hosts.get(host.name) or Host(host.name)
             hosts[host.name] = replace(
-                now, assigned=host.assigned, draining_wanted=host.draining_wanted, revision=host.revision
+                now,
+                assigned=host.assigned,
+                draining_wanted=host.draining_wanted,
+                leaving=host.leaving,
+                revision=host.revision,
             )
+        for name in differing(before.hosts, after.hosts):
+            if name not in after.hosts:
+                hosts.pop(name, None)
+                self._forget_host(name)
         self._become(replace(after, hosts=hosts))
-        old, new = before.records(), after.records()
-        self._wake([subject for subject in {**old, **new} if old.get(subject) is not new.get(subject)])
+        self._wake(differing(before.queues, after.queues))
+        self._wake(map(work_subject, differing(before.work_queues, after.work_queues)))
 
     def _become(self, cluster: ClusterState) -> None:
         before, self.cluster = self.cluster, cluster
@@ -114,6 +144,14 @@ class ClusterWatcher:
                 if not future.done():
                     future.set_result(None)
 
+    def _wake_all_soon(self) -> None:
+        if self._wake_timer is None:
+            self._wake_timer = asyncio.get_running_loop().call_later(WAKE_SECONDS, self._wake_all)
+
+    def _wake_all(self) -> None:
+        self._wake_timer = None
+        self._wake(list(self._waiters))
+
     def _hosts_seen(self, names: list[str]) -> None:
         for name in names:
             if name not in self._watched:
@@ -123,7 +161,9 @@ class ClusterWatcher:
     async def _admit(self, name: str) -> None:
         """A host that was never seen: its folder is made before anything can be placed on it."""
         try:
-            host = await read_host(self._session, name)
+            async with self._admitting:
+                await self._session.ensure_path(paths.host_state(name))
+                reading = await read_host(self._session, name)
         except RoqError as error:
             self._watched.discard(name)  # the watch tells its name again
             log.warning(
@@ -132,15 +172,30 @@ class ClusterWatcher:
             )
             return
         if name not in self.cluster.hosts:
-            self._become(self.cluster.with_host(host))
-        self._watch_host(host)
+            self._take_in(reading)
+            self._become(self.cluster.with_host(reading.host))
+        self._watch_host(name)
 
-    def _watch_host(self, host: Host) -> None:
-        name = host.name
-        self._watched.add(name)
-        if host.registration is not None:
-            self._joined[name] = host.registration.generation
-        self._watches += [
+    def _forget_host(self, name: str) -> None:
+        for watch in self._host_watches.pop(name, ()):
+            watch.close()
+        self._watched.discard(name)
+        self._told.pop(name, None)
+        self._joined.pop(name, None)
+        for path in (paths.host(name), paths.running(name)):
+            self._seen.pop(path, None)
+
+    def _take_in(self, reading: HostReading) -> None:
+        """What was read of a host is no news to the watches that follow."""
+        name, registration = reading.host.name, reading.host.registration
+        if registration is not None:
+            self._joined[name] = registration.generation
+        self._told[name] = reading.report
+        self._is_news(paths.host(name), reading.registration)
+        self._is_news(paths.running(name), reading.report)
+
+    def _watch_host(self, name: str) -> None:
+        self._host_watches[name] = [
             self._session.watch_data(paths.host(name), lambda node: self._registration_seen(name, node)),
             self._session.watch_data(paths.running(name), lambda node: self._report_seen(name, node)),
         ]
@@ -168,7 +223,7 @@ class ClusterWatcher:
                 "host joined" if after.alive else "host is lost: its queues are recovered elsewhere",
                 extra={"fields": {"host": name}},
             )
-            self._wake(list(self._waiters))
+            self._wake_all_soon()
 
     def _report_seen(self, name: str, node: Node | None) -> None:
         if self._ended or not self._is_news(paths.running(name), node):
@@ -184,9 +239,9 @@ class ClusterWatcher:
             for key in {**before.running, **after.running}
             if before.running.get(key) != after.running.get(key)
         }
+        self._wake(changed | (self._waiters.keys() & after.assigned_by_subject.keys()))
         if before.reported_revision != after.reported_revision or STORES in changed:
-            changed |= self._waiters.keys()
-        self._wake(changed)
+            self._wake_all_soon()
         if moved := [queue for queue in changed if self._monitor_matters(queue, name)]:
             self._monitors_moved(moved, name)
 
@@ -206,36 +261,61 @@ class ClusterWatcher:
 # --- reading it once --------------------------------------------------------------------------------------------------------
 
 
+class HostReading(NamedTuple):
+    """One host, and the nodes of its registration and report."""
+
+    host: Host
+    registration: Node | None
+    report: Node | None
+
+
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """The cluster, and paths of unreadable policies and transactions, to be deleted (unreadable queue records are kept)."""
+    """The cluster, its hosts as they were read, and paths of unreadable policies and transactions, to be deleted (unreadable
+    queue records are kept)."""
 
     cluster: ClusterState
+    readings: tuple[HostReading, ...]
     unreadable: tuple[str, ...]
 
 
 async def read_snapshot(session: Session, epoch: int) -> ClusterSnapshot:
     """Everything, as of now or later. Call it after the epoch was taken: no older leader changes anything meanwhile."""
-    unreadable: list[str] = []
-    queues = await _table(session, paths.QUEUES, QueueRecord, [])
-    work_queues = await _table(session, paths.WORK_QUEUES, WorkQueueRecord, [])
+    unreadable, strange, strange_work = list[str](), list[str](), list[str]()
+    queues = await _table(session, paths.QUEUES, QueueRecord, strange)
+    work_queues = await _table(session, paths.WORK_QUEUES, WorkQueueRecord, strange_work)
     policies = await _table(session, paths.POLICIES, Policy, unreadable)
     transactions: dict[str, ClientTransaction] = {}
     for kind in (paths.TransactionKind.QUEUE, paths.TransactionKind.EXCHANGE):
         transactions |= await _table(session, paths.transactions(kind), ClientTransaction, unreadable)
     recoveries = await _table(session, paths.transactions(paths.TransactionKind.HOST), HostRecovery, unreadable)
-    names = {*await session.children(paths.HOST_STATES), *await session.children(paths.HOSTS)}
-    hosts = await read_each(sorted(names), lambda name: read_host(session, name))
+    known_names, registered = await session.children(paths.HOST_STATES), await session.children(paths.HOSTS)
+    strangers = sorted({*registered} - {*known_names})
+    await read_each(strangers, lambda name: session.ensure_path(paths.host_state(name)))
+    readings = await read_each(sorted({*known_names, *registered}), lambda name: read_host(session, name))
     shuffles = frozenset(await session.children(paths.SHUFFLES))
-    known = {host.name: host for host in hosts}
-    cluster = ClusterState(epoch, known, queues, work_queues, policies, transactions, recoveries, shuffles)
-    return ClusterSnapshot(cluster, tuple(unreadable))
+    known = {reading.host.name: reading.host for reading in readings}
+    kept = frozenset((*map(_name, strange), *(work_subject(_name(path)) for path in strange_work)))
+    fleet, machines, damaged = await _read_fleet(session)
+    node = await session.get(paths.OPTIONS)
+    options = _decode(paths.OPTIONS, node.data, ClusterOptions) if node is not None and node.data else None
+    tables = epoch, known, queues, work_queues, policies, transactions, recoveries, shuffles, kept
+    cluster = ClusterState(*tables, options=options or ClusterOptions(), fleet=fleet, machines=machines)
+    cluster = replace(cluster, unreadable=kept | damaged)
+    return ClusterSnapshot(cluster, tuple(readings), tuple(unreadable))
 
 
-async def read_host(session: Session, name: str) -> Host:
-    """One host, and the folder of its state made if it is missing. A report older than the registration is of an earlier life:
-    it tells of processes that the host has stopped, or is gone with."""
-    await session.ensure_path(paths.host_state(name))
+async def _read_fleet(session: Session) -> tuple[FleetRecord | None, dict[str, MachineRecord], frozenset[str]]:
+    """A record that can't be read stays: its machine is then one of which nothing is known, and is left alone."""
+    machines = await _table(session, paths.MACHINES, MachineRecord, [])
+    node = await session.get(paths.FLEET)
+    record = _decode(paths.FLEET, node.data, FleetRecord) if node is not None else None
+    return record, machines, frozenset((paths.FLEET,) if node is not None and record is None else ())
+
+
+async def read_host(session: Session, name: str) -> HostReading:
+    """One host. A report older than the registration is of an earlier life: it tells of processes that the host has stopped,
+    or is gone with."""
     assigned, report, registration = await asyncio.gather(
         session.get(paths.assignment(name)), session.get(paths.running(name)), session.get(paths.host(name))
     )
@@ -244,13 +324,14 @@ async def read_host(session: Session, name: str) -> Host:
     host = Host(name, decode_registration(name, registration), report=told if current else None)
     if registration is None:
         host = replace(host, last_report=told)
-    if assigned is None:
-        return host
-    wanted = _decode(paths.assignment(name), assigned.data, Assignment)
-    if wanted is None:  # written anew by the next change; the revision must grow all the same
-        return replace(host, revision=assigned.version + 1)
-    processes = {spec.name: spec for spec in wanted.processes}
-    return replace(host, assigned=processes, draining_wanted=wanted.draining, revision=max(wanted.revision, 1))
+    wanted = _decode(paths.assignment(name), assigned.data, Assignment) if assigned is not None else None
+    if wanted is not None:
+        processes = {spec.name: spec for spec in wanted.processes}
+        host = replace(host, draining_wanted=wanted.draining, leaving=wanted.leaving)
+        host = replace(host, assigned=processes, revision=max(wanted.revision, 1))
+    elif assigned is not None:  # written anew by the next change; the revision must grow all the same
+        host = replace(host, revision=assigned.version + 1)
+    return HostReading(host, registration, report)
 
 
 def decode_registration(name: str, node: Node | None) -> HostRegistration | None:
@@ -289,6 +370,10 @@ async def _table(session: Session, folder: str, kind: type[T], unreadable: list[
         elif node is not None:
             unreadable.append(f"{folder}/{name}")
     return table
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 async def read_each(names: Sequence[str], read: Callable[[str], Awaitable[V]]) -> list[V]:

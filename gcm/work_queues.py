@@ -9,18 +9,25 @@ import hashlib
 import random
 from collections.abc import Collection
 from dataclasses import replace
-from datetime import datetime
 
 import msgspec
 
 from gcm import transactions
-from gcm.cluster import Action, ClientTransaction, ClusterState, failure, is_running, master_name, running_stores
+from gcm.cluster import (
+    STORE_NAME,
+    Action,
+    ClientTransaction,
+    ClusterState,
+    failure,
+    is_running,
+    master_name,
+    running_stores,
+)
 from gcm.placement import place_master, refilled
 from roq.errors import (
     GroupNotFound,
     InvalidConfiguration,
     InvalidName,
-    InvalidPosition,
     NoHosts,
     NotReady,
     NotRecorded,
@@ -28,11 +35,13 @@ from roq.errors import (
     WorkQueueConflict,
     WorkQueueNotFound,
 )
-from roq.ids import GROUP_MARK, group_name
+from roq.ids import GROUP_MARK, RESERVED, group_name, is_reserved
+from roq.pubsub.start import read_group_start
 from roq.pubsub.subscription import check_filter
 from roq.wire.assignment import work_subject
 from roq.wire.gcm import CreateWorkQueue, RemoveWorkQueue
 from roq.wire.limits import CONTROL_BYTES_MAX
+from roq.wire.master import TRANSACTIONS
 from roq.wire.recording import TapePosition, is_position
 from roq.wire.where import Where
 from roq.wire.work_queue import (
@@ -48,9 +57,9 @@ from roq.wire.work_queue import (
 
 WRITE_QUORUM_DEFAULT = 3
 STANDBYS_DEFAULT = 1
-EVERYTHING, EARLIEST = ">", "earliest"
+EVERYTHING = ">"
 TOPICS_MAX = 100  # filters of one group: they stand in its record and in the assignments of its hosts
-GROUPS_MAX = 100  # of one queue: each gets a copy of its messages, and all are removed with it in one write
+GROUPS_MAX = 1_000  # of one queue: each gets a copy of its messages, and all are removed with it in one write
 
 
 def record_of(cluster: ClusterState, name: str) -> WorkQueueRecord:
@@ -93,19 +102,7 @@ def _check_source(source: GroupSource) -> None:
         check_filter(topic)
     if source.where:
         Where(source.where)
-    if source.start == EARLIEST:
-        return
-    if is_position(source.start):
-        TapePosition.parse(source.start)
-        return
-    try:
-        zone = datetime.fromisoformat(source.start).tzinfo
-    except ValueError:
-        zone = None
-    if zone is None:
-        raise InvalidConfiguration(
-            f"a group starts at {EARLIEST!r}, 'now', a time (ISO 8601, with its zone) or a position, got {source.start!r}"
-        )
+    read_group_start(source.start)
 
 
 def create(cluster: ClusterState, request: CreateWorkQueue, now: float, chance: random.Random) -> ClusterState:
@@ -117,6 +114,7 @@ def create(cluster: ClusterState, request: CreateWorkQueue, now: float, chance: 
             raise WorkQueueConflict(f"{_what(source)} {request.name!r} exists with {', '.join(differences)}")
         return cluster
     _check_new(cluster, request.name, source)
+    _check_reserved(request)
     if transactions.leftovers(cluster, work_subject(request.name)):
         raise NotReady(f"processes of a removed work queue {request.name!r} are still stopping")
     write, ack = _quorums(cluster, request)
@@ -160,10 +158,23 @@ def _check_new(cluster: ClusterState, name: str, source: GroupSource | None) -> 
             made = "create_group or `roq queue group create` makes one"
             raise GroupNotFound(f"no group is named {name!r}: {made}; names of other work queues have no {GROUP_MARK!r}")
         return
-    if is_position(source.start) and TapePosition.parse(source.start).tapes != source.tapes:
-        raise InvalidPosition(f"this position is of another queue than {source.queue!r}, or of a former one of this name")
+    if is_position(source.start):
+        TapePosition.parse(source.start).check_queue(source.tapes, f"the position of a group of {source.queue!r}")
     if len(transactions.groups_of(cluster, source.queue)) >= GROUPS_MAX:
         raise InvalidConfiguration(f"queue {source.queue!r} has {GROUPS_MAX} groups, and there can't be more: remove one first")
+
+
+def _check_reserved(request: CreateWorkQueue) -> None:
+    """Raises InvalidName: the name is the cluster's own; InvalidConfiguration: that of transactions is made by whoever needs it
+    first, so it is the same whoever that is. A group of one of the cluster's own queues is a user's."""
+    if not is_reserved(request.name) or request.source is not None:
+        return
+    if request.name != TRANSACTIONS:
+        raise InvalidName(f"{request.name!r} can't name a work queue: names that begin with {RESERVED} are the cluster's own")
+    plain = CreateWorkQueue(request.name, request.transaction, asked=request.asked)
+    bare = msgspec.structs.replace(request, settings=None, shards=None)
+    if bare != plain or request.settings not in (None, TaskSettings()) or (request.shards or 0) > 1:
+        raise InvalidConfiguration(f"work queue {TRANSACTIONS} is made without settings: the first transaction makes it")
 
 
 def _source_differences(has: GroupSource | None, asked: GroupSource | None, fields: Collection[str] | None) -> list[str]:
@@ -212,8 +223,9 @@ def _majority(write_quorum: int) -> int:
 
 
 def _possible_quorum(cluster: ClusterState) -> int:
-    """The write quorum of a queue for which none was chosen, with the stores that run."""
-    return min(WRITE_QUORUM_DEFAULT, running_stores(cluster))
+    """The write quorum of a queue for which none was chosen, with the stores that run and stay."""
+    stores = sum(is_running(cluster, name, STORE_NAME) and not host.draining for name, host in cluster.hosts.items())
+    return min(WRITE_QUORUM_DEFAULT, stores)
 
 
 def _grown(cluster: ClusterState, spec: WorkQueueSpec) -> WorkQueueSpec:
@@ -230,8 +242,11 @@ def remove(cluster: ClusterState, request: RemoveWorkQueue, now: float) -> Clust
     if former is not None and former.action is Action.REMOVE_WORK_QUEUE and former.queue == request.name:
         return cluster
     record = record_of(cluster, request.name)
+    shards = [cluster.work_queues[name] for name in transactions.shard_names(cluster, record) if name in cluster.work_queues]
+    hosts = tuple(dict.fromkeys(host for one in (record, *shards) for host in one.hosts))
+    logs = {one.name: one.spec.log for one in shards}
     entry = ClientTransaction(
-        request.transaction, Action.REMOVE_WORK_QUEUE, record.name, record.hosts, now, log=record.spec.log
+        request.transaction, Action.REMOVE_WORK_QUEUE, record.name, hosts, now, log=record.spec.log, groups=logs
     )
     return transactions.begin(transactions.without_work_queues(cluster, record.name), entry)
 

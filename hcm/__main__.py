@@ -13,7 +13,7 @@ from hcm.process import ServeMetrics, serve
 from roq.config import HcmConfig, load
 from roq.errors import AccessDenied, InvalidConfiguration, InvalidName
 from roq.ids import check_name
-from roq.runtime.observe import set_up_logging
+from roq.runtime.log_output import set_up_logging
 from roq.runtime.run import EXIT_FOR_GOOD, managed, run, set_process_name
 from roq.runtime.security import use_daemon_card
 from roq.wire.card import CardRole, SecurityMode
@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         help="serve metrics of this host for Prometheus there, without a HOST everywhere (default: nowhere; extra `metrics`)",
     )
     parser.add_argument("--log-path", type=Path, help="log file (default: standard error)")
+    parser.add_argument("--log-format", help="json, console, or auto: console on a terminal, else json (default auto)")
     parser.add_argument("--log-level", help="DEBUG, INFO, WARNING, ERROR or CRITICAL (default INFO)")
     return parser
 
@@ -84,7 +85,7 @@ def main() -> None:
         sys.stderr.write(f"roq-hcm: {error}\n")
         sys.exit(USAGE_ERROR)
     set_process_name("roq-hcm")
-    set_up_logging(f"hcm/{config.host}", config.log_level, config.log_path)
+    set_up_logging(f"hcm/{config.host}", config.log_level, config.log_path, log_format=config.log_format, host=config.host)
     for_good = False
 
     async def body(stop: asyncio.Event) -> None:

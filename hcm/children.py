@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import time
@@ -25,7 +26,7 @@ import msgspec
 
 from hcm.fork_server import Died, ForkDone, ForkServerReady, NotForked, Report
 from hcm.supervisor import Event, Exited, Forked, ForkFailed, ProcessReady
-from roq.errors import ProcessFailed
+from roq.errors import InvalidConfiguration, ProcessFailed
 from roq.runtime.backoff import delays
 from roq.runtime.liveness import start_time
 from roq.runtime.observe import Counters, logger
@@ -260,7 +261,7 @@ class Children:
             return
         self._release(process)
         reason = exit_reason(code, pid, process.log_path)
-        log.info("process ended", extra={"fields": {"name": process.name, "child": pid, "reason": reason}})
+        log.info("process ended", extra={"fields": {"process": process.name, "child": pid, "reason": reason}})
         self._settled(process.name)
         self._on_event(process.name, Exited(pid, reason))
 
@@ -333,12 +334,19 @@ class Children:
 
 
 def _ready_path(directory: Path) -> str:
-    """In the state directory, or in the system's temporary one if that path is too long for a Unix socket."""
+    """In the state directory, or, if that path is too long for a Unix socket, in a directory of our own in the temporary one.
+    Raises InvalidConfiguration: somebody else has that."""
     path = str(directory.absolute() / "ready.sock")
     if len(path.encode()) <= UNIX_PATH_BYTES_MAX:
         return path
     digest = hashlib.sha256(path.encode()).hexdigest()[:16]
-    return str(Path(tempfile.gettempdir()) / f"roq-{digest}.ready.sock")
+    private = Path(tempfile.gettempdir()) / f"roq-{digest}"
+    with contextlib.suppress(FileExistsError):
+        private.mkdir(mode=0o700)
+    found = private.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise InvalidConfiguration(f"{private} is not ours alone: remove it, or use a shorter path than {directory}")
+    return str(private / "ready.sock")
 
 
 def exit_reason(code: int | None, pid: int, log_path: Path) -> str:

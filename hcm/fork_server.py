@@ -27,7 +27,7 @@ from pathlib import Path
 
 import msgspec
 
-from roq.runtime.observe import set_up_logging
+from roq.runtime.log_output import set_up_logging
 from roq.runtime.run import set_process_name
 from roq.runtime.security import use_child_card
 from roq.wire.assignment import ProcessKind
@@ -142,7 +142,7 @@ def become(spec: ChildSpec, programs: Programs) -> int:
     gc.enable()
     random.seed()
     set_process_name(f"roq-{spec.process.kind}")
-    set_up_logging(spec.process.name, spec.log_level, Path(spec.log_path))
+    set_up_logging(spec.process.name, spec.log_level, Path(spec.log_path), host=spec.host, queue=spec.process.queue)
     faulthandler.enable()
     try:
         use_child_card(spec.card, spec.access, mixed=spec.mixed)

@@ -210,7 +210,7 @@ class HostProcesses:
             return
         starts: list[str] = []
         same_epoch = self.state.epoch == assignment.epoch
-        self.state.epoch, self.state.revision = assignment.epoch, assignment.revision
+        self.state.take(assignment)
         for action in plan(assignment.processes, {name: managed.record.spec for name, managed in self._managed.items()}):
             match action:
                 case Stop(name):

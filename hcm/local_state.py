@@ -25,7 +25,7 @@ from roq.errors import CallError, InvalidConfiguration
 from roq.runtime.files import DISK, FULL, TEMPORARY
 from roq.runtime.liveness import SLOTS
 from roq.runtime.observe import logger
-from roq.wire.assignment import ProcessSpec
+from roq.wire.assignment import Assignment, Leaving, ProcessSpec
 
 log = logger(__name__)
 
@@ -58,9 +58,15 @@ class LocalState(msgspec.Struct):
     epoch: int = 0
     revision: int = 0
     draining: bool = False
+    leaving: bool = False  # what the store keeps goes elsewhere, as the GCM wants
     next_port: int = 0
     card: str = ""  # id of the host's, with which the children were started; with a + behind it in a mixed cluster
     children: dict[str, ChildRecord] = msgspec.field(default_factory=dict)
+
+    def take(self, assignment: Assignment) -> None:
+        """What the host says of the assignment that it obeys now."""
+        self.epoch, self.revision = assignment.epoch, assignment.revision
+        self.leaving = assignment.leaving is Leaving.EVERYTHING
 
     def free_slot(self) -> int:
         """A heartbeat slot no child has. Raises CallError when the board is full."""

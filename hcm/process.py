@@ -18,12 +18,14 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 import msgspec
 
 from hcm.assignment import may_go_on
 from hcm.host import HostProcesses
 from hcm.local_state import StateDirectory
+from hcm.logs import read_end
 from hcm.machine import HostStats, disk_free_bytes, memory_bytes, noticeably_different
 from roq.config import HcmConfig
 from roq.coordination import paths
@@ -307,7 +309,7 @@ class HostManager:
         here = (config.host, config.address, self._incarnation, state.epoch, state.revision, self._host.processes())
         security = process_security()
         expires = security.card.expires if security is not None else 0.0
-        return HostReport(*here, lease_left_seconds(self._session_seconds()), expires)
+        return HostReport(*here, lease_left_seconds(self._session_seconds()), expires, state.leaving)
 
     async def _write_report(self, session: Session) -> None:
         if self._name_held_by != session.session_id:
@@ -387,6 +389,8 @@ class HostManager:
                 room = self._host.exchanges(), self._config.exchanges_max
                 free = disk_free_bytes(self._directory.path)
                 return wire.Capacity(*room, *self._load, memory_bytes(), time.time(), self._version, free)
+            case wire.GetLog(name, bytes_max):
+                return await asyncio.to_thread(read_end, self._log_of(name), bytes_max)
             case wire.SetDraining(draining):
                 self._host.set_draining(draining)
                 if self._registration is not None:
@@ -398,6 +402,14 @@ class HostManager:
                 self._stop_children = self.shut_down = True
                 asyncio.get_running_loop().call_soon(self._stop.set)
                 return wire.OrderTaken()
+
+    def _log_of(self, name: str) -> Path:
+        """Of a process, "" for ourselves. Raises CallError."""
+        if name:
+            return self._directory.log_of(name)
+        if self._config.log_path is None:
+            raise CallError(f"the HCM of {self._config.host} logs to its standard error: `journalctl -u roq-hcm` there")
+        return self._config.log_path
 
     async def _leave(self) -> None:
         if not self._stop_children:

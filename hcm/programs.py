@@ -11,14 +11,17 @@ import roq.pubsub.monitor.process
 import roq.pubsub.scaling.process
 import roq.workqueue.master.process
 from roq.groups.feed import feed
+from roq.groups.outbox import forward
 from roq.shuffle.node.server import beside_store
 from roq.wire.assignment import ProcessKind
 from roq.wire.process import ChildSpec
+from roq.workqueue.master.process import BesidePrograms
 
+BESIDE_MASTER = BesidePrograms(feed, forward)
 PROGRAMS: Mapping[ProcessKind, Callable[[ChildSpec], int]] = {
     ProcessKind.MONITOR: roq.pubsub.monitor.process.main,
     ProcessKind.EXCHANGE: roq.pubsub.exchange.process.main,
     ProcessKind.SCALING: roq.pubsub.scaling.process.main,
     ProcessKind.STORE: partial(roq.log.store.process.main, beside=beside_store),
-    ProcessKind.MASTER: partial(roq.workqueue.master.process.main, feed=feed),
+    ProcessKind.MASTER: partial(roq.workqueue.master.process.main, programs=BESIDE_MASTER),
 }

@@ -16,13 +16,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 # Loaded when asked for: a worker of a folder's queue needs no ZooKeeper client, a daemon no publisher. Types: __init__.pyi.
 _HOMES = {
     "client.cluster": ("Cluster", "connect"),
     "client.broadcasts": ("Change", "TopologyEvent"),
+    "client.events": ("ClusterEvent", "EventKind"),
     "client.group": ("GroupSubscriber",),
+    "client.transaction": ("Transaction",),
     "client.read": ("RecordedBatches", "read"),
     "client.requests": ("Reply",),
     "client.responder": ("Request", "Responder"),
@@ -33,10 +35,13 @@ _HOMES = {
         "MessagesLost",
         "NoResponder",
         "NotRecorded",
+        "ProducerFenced",
         "RequestFailed",
         "ResponderLost",
         "RoqError",
         "SlowSubscriber",
+        "TransactionAborted",
+        "TransactionTooLarge",
     ),
     "pubsub.publisher": ("Publisher", "PublisherHealth", "PublishReceipt"),
     "pubsub.subscriber": ("Subscriber",),
@@ -44,6 +49,7 @@ _HOMES = {
     "wire.assignment": (
         "FormerProcess",
         "HostReport",
+        "Leaving",
         "MonitorAddress",
         "MonitorRole",
         "Overflow",
@@ -54,12 +60,17 @@ _HOMES = {
         "RunningProcess",
     ),
     "wire.durables": ("DurableView",),
+    "wire.fleet": ("FleetInfo", "FleetLimits", "MachineState", "MachineView"),
     "wire.gcm": ("ClusterView", "ExchangeCreated", "HostInfo", "QueueInfo", "TapeView", "Tapes", "WorkQueueInfo"),
-    "wire.kpi": ("Decision", "ExchangeKpi", "HostKpi", "PublisherKpi", "QueueKpi", "QueueTotals", "SubscriberKpi"),
+    "wire.hosts": ("HostRemains",),
+    "wire.kpi": ("Decision", "ExchangeKpi", "GroupKpi", "HostKpi", "PublisherKpi", "QueueKpi", "QueueTotals", "SubscriberKpi"),
     "wire.monitor": ("ExchangeAddress", "ExchangeView", "MemberView", "Moved", "QueueView"),
-    "wire.policy": ("Bounds", "ExchangeRule", "HostRule", "Policy", "QueueRule", "policy_from_toml"),
+    "wire.options": ("ClusterOptions", "QueueTemplate"),
+    "wire.policy": ("Bounds", "ExchangeRule", "GroupRule", "HostRule", "Policy", "QueueRule", "TargetRule", "policy_from_toml"),
+    "wire.producers": ("ProducerView",),
     "wire.recording": ("TapePosition", "Record", "Recording"),
     "wire.task": ("NewTask", "Status", "TaskState", "TaskView"),
+    "wire.shards": ("ClosingShard", "ShardList"),
     "wire.work_queue": ("GroupOrder", "GroupSource", "MasterAddress", "TaskSettings", "WorkQueueRecord", "WorkQueueSpec"),
     "workqueue.contract": ("ClusterSettings",),
     "workqueue.handling": ("Work",),

@@ -20,15 +20,18 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from roq.client import cluster as asynchronous
+from roq.client.administration import ADMIN_SECONDS
 from roq.client.blocking_group import GroupSubscriber
 from roq.client.blocking_responder import Request, Responder
+from roq.client.blocking_transaction import Transaction
 from roq.client.broadcasts import TopologyEvent
-from roq.client.cluster import ADMIN_SECONDS
+from roq.client.events import ClusterEvent
 from roq.client.group import LEASE_SECONDS
 from roq.client.responder import CAPACITY
 from roq.coordination.locate import ZOOKEEPER_SECONDS
@@ -41,7 +44,8 @@ from roq.pubsub.subscriber import Subscriber as AsyncSubscriber
 from roq.pubsub.subscription import Message, SubscriberHealth, log_lost
 from roq.runtime.loop_thread import LoopThread
 from roq.runtime.security import use_card
-from roq.wire.headers import Headers, check_headers
+from roq.wire.headers import Headers, check_message_headers
+from roq.wire.hosts import HostRemains
 from roq.wire.kpi import QueueKpi
 from roq.wire.recording import TapePosition
 from roq.workqueue.blocking_queue import Task, WorkQueue, open_queue
@@ -54,6 +58,7 @@ __all__ = [
     "Responder",
     "Subscriber",
     "Task",
+    "Transaction",
     "WorkQueue",
     "connect",
     "open_queue",
@@ -88,6 +93,16 @@ class Publisher:
         """The publisher's id."""
         return self._publisher.id
 
+    @property
+    def number(self) -> int:
+        """Of a publisher with a `producer`: see the asynchronous face."""
+        return self._publisher.number
+
+    @property
+    def payload_bytes_max(self) -> int:
+        """See roq.Publisher.payload_bytes_max."""
+        return self._publisher.payload_bytes_max
+
     def __enter__(self) -> Publisher:
         self._loop.call(self._publisher.open())
         self._entered = True
@@ -106,7 +121,7 @@ class Publisher:
         if confirm is not None:
             self._settle()
             return self._loop.call(self._publisher.publish(topic, payload, headers, confirm=confirm))
-        copied, beside = check_headers(headers) if headers else (None, 0)
+        copied, beside = check_message_headers(headers) if headers else (None, 0)
         size = len(payload) + beside + 64
         with self._lock:
             while self._pending_bytes > PENDING_BYTES and self._failure is None:
@@ -308,9 +323,12 @@ class Cluster:
     start_queue = _awaited(asynchronous.Cluster.start_queue)
     stop_queue = _awaited(asynchronous.Cluster.stop_queue)
     record_queue = _awaited(asynchronous.Cluster.record_queue)
+    record_history = _awaited(asynchronous.Cluster.record_history)
     tapes = _awaited(asynchronous.Cluster.tapes)
     durables = _awaited(asynchronous.Cluster.durables)
     forget_durable = _awaited(asynchronous.Cluster.forget_durable)
+    producers = _awaited(asynchronous.Cluster.producers)
+    forget_producer = _awaited(asynchronous.Cluster.forget_producer)
     queue_exists = _awaited(asynchronous.Cluster.queue_exists)
     queues = _awaited(asynchronous.Cluster.queues)
     queue = _awaited(asynchronous.Cluster.queue)
@@ -319,6 +337,7 @@ class Cluster:
     drain_exchange = _awaited(asynchronous.Cluster.drain_exchange)
     exchange_active = _awaited(asynchronous.Cluster.exchange_active)
     create_work_queue = _awaited(asynchronous.Cluster.create_work_queue)
+    set_shards = _awaited(asynchronous.Cluster.set_shards)
     remove_work_queue = _awaited(asynchronous.Cluster.remove_work_queue)
     work_queues = _awaited(asynchronous.Cluster.work_queues)
     work_queue = _awaited(asynchronous.Cluster.work_queue)
@@ -326,7 +345,15 @@ class Cluster:
     remove_group = _awaited(asynchronous.Cluster.remove_group)
     groups = _awaited(asynchronous.Cluster.groups)
     hosts = _awaited(asynchronous.Cluster.hosts)
+    cordon_host = _awaited(asynchronous.Cluster.cordon_host)
     drain_host = _awaited(asynchronous.Cluster.drain_host)
+    evacuate_host = _awaited(asynchronous.Cluster.evacuate_host)
+    host_remains = _awaited(asynchronous.Cluster.host_remains)
+    options = _awaited(asynchronous.Cluster.options)
+    set_template = _awaited(asynchronous.Cluster.set_template)
+    set_rebalance = _awaited(asynchronous.Cluster.set_rebalance)
+    fleet = _awaited(asynchronous.Cluster.fleet)
+    set_fleet = _awaited(asynchronous.Cluster.set_fleet)
     set_policy = _awaited(asynchronous.Cluster.set_policy)
     get_policy = _awaited(asynchronous.Cluster.get_policy)
     set_access = _awaited(asynchronous.Cluster.set_access)
@@ -338,6 +365,14 @@ class Cluster:
     def topology(self) -> Iterator[TopologyEvent]:
         """See roq.Cluster.topology."""
         return self._each(self._cluster.topology())
+
+    def events(self, since: datetime | None = None) -> Iterator[ClusterEvent]:
+        """See roq.Cluster.events."""
+        return self._each(self._cluster.events(since))
+
+    def remains(self, host: str) -> Iterator[HostRemains]:
+        """See roq.Cluster.remains."""
+        return self._each(self._cluster.remains(host))
 
     def kpis(self, queue: str) -> Iterator[QueueKpi]:
         """See roq.Cluster.kpis."""
@@ -361,9 +396,12 @@ class Cluster:
             with contextlib.suppress(Closed, RuntimeError):
                 self._loop.call(values.aclose())
 
-    def publisher(self, queue: str, *, confirm: str = "routed") -> Publisher:
+    def publisher(
+        self, queue: str, *, confirm: str = "routed", producer: str | None = None, create_missing: bool = False
+    ) -> Publisher:
         """A publisher; use it as a context manager."""
-        return Publisher(self._loop, self._loop.call(_made(lambda: self._cluster.publisher(queue, confirm=confirm))))
+        options: dict[str, Any] = {"confirm": confirm, "producer": producer, "create_missing": create_missing}
+        return Publisher(self._loop, self._loop.call(_made(lambda: self._cluster.publisher(queue, **options))))
 
     @overload
     def subscriber(
@@ -375,6 +413,7 @@ class Cluster:
         follow: bool | str = ...,
         durable: str | None = ...,
         where: str = ...,
+        create_missing: bool = ...,
     ) -> Subscriber: ...
 
     @overload
@@ -388,9 +427,10 @@ class Cluster:
         where: str = ...,
         lease_seconds: float = ...,
         count: int = ...,
+        create_missing: bool = ...,
     ) -> GroupSubscriber: ...
 
-    def subscriber(
+    def subscriber(  # noqa: PLR0913 - all but the queue are options
         self,
         queue: str,
         *topics: str,
@@ -403,17 +443,22 @@ class Cluster:
         where: str = "",
         lease_seconds: float = LEASE_SECONDS,
         count: int = 1,
+        create_missing: bool = False,
     ) -> Subscriber | GroupSubscriber:
         """See roq.Cluster.subscriber; use it as a context manager. `on_lost` is called in the loop's thread."""
         make: Any = self._cluster.subscriber  # its overloads take one kind or the other
         options = {"start": start, "follow": follow, "durable": durable, "group": group, "order": order, "where": where}
-        leases = {"lease_seconds": lease_seconds, "count": count}
+        leases = {"lease_seconds": lease_seconds, "count": count, "create_missing": create_missing}
         made = self._loop.call(_made(lambda: make(queue, *topics, on_lost=on_lost, **options, **leases)))
         if isinstance(made, AsyncSubscriber):
             return Subscriber(self._loop, made)
         member = GroupSubscriber(self._loop, made)
         self._members.add(member)
         return member
+
+    def transaction(self) -> Transaction:
+        """See roq.Cluster.transaction; use it as a context manager."""
+        return Transaction(self._loop, self._cluster._transactions)
 
     def serve(self, queue: str, *topics: str, group: str = "", capacity: int = CAPACITY) -> Responder:
         """See roq.Cluster.serve; use it as a context manager."""

@@ -40,11 +40,15 @@ class GcmConfig(Config):
     control_port: int = Field(default=0, ge=0, le=PORT_MAX)  # Shutdown Monitor
     session_seconds: float = Field(default=6.0, ge=1.0, le=120.0)  # ZooKeeper session: how soon a dead leader is noticed
     wait_seconds: float = Field(default=30.0, gt=0)  # longest wait for hosts to do what a request needs
-    broadcast_seconds: float = Field(default=2.0, gt=0)  # between topology broadcasts when nothing changes
+    broadcast_seconds: float = Field(default=2.0, gt=0, le=2.0)  # between topology broadcasts; silence for 2.5 s is asked about
     shuffle_abandoned_seconds: float = Field(default=7 * 86400.0, gt=0)  # a shuffle nobody goes on filling is removed
+    rebalance_after_seconds: float = Field(default=30.0, ge=0)  # hosts stayed the same for so long: their load is levelled
+    shard_kept_seconds: float = Field(default=60.0, ge=0)  # from a shard's closing to its removal; clients look every 30 s
+    fleet: Path | None = None  # where it has new hosts made: gcm/providers/settings.py
     card: Path | None = None  # of this GCM
     security: Literal["cards", "none", "mixed"] = "cards"  # of roq.wire.card.SecurityMode
     log_path: Path | None = None  # standard error if not given
+    log_format: Literal["auto", "json", "console"] = "auto"  # auto: console on a terminal, else one JSON object a line
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR|CRITICAL)$")
 
 
@@ -67,6 +71,7 @@ class HcmConfig(Config):
     security: Literal["cards", "none", "mixed"] = "cards"  # of roq.wire.card.SecurityMode
     metrics: str | None = None  # "[HOST]:PORT" to serve metrics for Prometheus at; nowhere if not given
     log_path: Path | None = None  # standard error if not given
+    log_format: Literal["auto", "json", "console"] = "auto"  # auto: console on a terminal, else one JSON object a line
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR|CRITICAL)$")
 
     @model_validator(mode="after")
@@ -92,6 +97,7 @@ class CoordinatorConfig(Config):
     session_seconds_min: float | None = Field(default=None, gt=0)  # a client gets no shorter session; None: 2 ticks
     session_seconds_max: float | None = Field(default=None, gt=0)  # nor a longer one; None: 20 ticks
     log_path: Path | None = None  # standard error if not given
+    log_format: Literal["auto", "json", "console"] = "auto"  # auto: console on a terminal, else one JSON object a line
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR|CRITICAL)$")
 
     @model_validator(mode="after")

@@ -64,6 +64,10 @@ class NotRecorded(CallError):
     """The queue is not recorded: `roq queue record` switches that on."""
 
 
+class ProducerNotFound(CallError):
+    """The queue has no producer of this name."""
+
+
 class DurableNotFound(CallError):
     """The queue has no durable subscriber of this name."""
 
@@ -112,8 +116,17 @@ class WorkQueueConflict(CallError):
     """A work queue of this name exists with other settings."""
 
 
+class ShardClosed(CallError):
+    """This shard of a work queue takes no more tasks: put them into another one, as whoever opens the whole queue does."""
+
+
 class InvalidAddress(CallError):
-    """A work queue's address is memory:, log:///dir, file:///dir or roq://zookeeper:port/name."""
+    """A work queue's address is memory:, log:///dir, file:///dir, roq://zookeeper:port/name, postgresql://host/database?queue=name
+    or jetstream://host:port/name."""
+
+
+class TransactionTooLarge(CallError):
+    """A transaction has limits: fewer messages, or smaller ones, in each."""
 
 
 class TaskNotFound(CallError):
@@ -235,6 +248,10 @@ class LogUnavailable(TemporaryError):
     """Too few of the log's stores can be reached."""
 
 
+class AppendUnknown(TemporaryError):
+    """The log's server did not say whether it took this entry: read on to see, or append it again."""
+
+
 class NoResponder(TemporaryError):
     """Nobody serves this topic just now."""
 
@@ -278,6 +295,11 @@ class LeaseLost(RoqError):
     """The lease of this task ended before: another worker may have it, or has done it."""
 
 
+class TransactionAborted(LeaseLost):
+    """The lease of a message that this transaction acks was lost: another member has it, or has done it. Nothing was published
+    and nothing acked."""
+
+
 # --- what became of a request -----------------------------------------------------------------------------------------
 
 
@@ -296,6 +318,11 @@ class SlowSubscriber(RoqError):
     """This subscriber stopped reading and was disconnected so that the others could go on."""
 
 
+class ProducerFenced(RoqError):
+    """This producer was opened elsewhere since, or forgotten: this publisher publishes nothing more. What it had not been told
+    to be stored may be stored or not; whoever opened it since knows by its `number`."""
+
+
 class DurableTaken(RoqError):
     """This durable subscriber was opened elsewhere since, or forgotten: what was taken here is not kept any more."""
 
@@ -303,7 +330,8 @@ class DurableTaken(RoqError):
 class MessagesLost(RoqError):
     """Messages of one publisher on one topic did not arrive and can't be had any more. count 0: it is not known whether any
     are missing: what was known of the topic had to be forgotten (bounded memory), or the publisher was heard of first after the
-    subscriber had stood still while an Exchange was replaced."""
+    subscriber had stood still while an Exchange was replaced, or was not attached to all when the Monitor was, or an Exchange
+    had dropped some of it before anything came."""
 
     def __init__(self, publisher: int, topic: str, first: int, last: int, count: int) -> None:
         what = f"lost {count} messages" if count else "may have lost messages (nobody knows)"

@@ -14,6 +14,7 @@ NAME_CHARACTERS_MAX = 100  # a name is one ZooKeeper path element and one table 
 TOPIC_BYTES_MAX = 255  # a topic is matched byte by byte at every Exchange
 ZOOKEEPER_ENDS = 0xFFF0  # no path has a character from there on
 GROUP_MARK = "@"  # between the names of a queue and of a group of it
+RESERVED = "_roq."  # queues whose names begin so are the cluster's own
 
 
 def new_id() -> int:
@@ -43,6 +44,18 @@ def check_name(name: str, what: str = "queue") -> str:
         unfit = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
         if character == "/" or unfit or ord(character) >= ZOOKEEPER_ENDS:
             raise InvalidName(f"{name!r} can't name a {what}: character {character!r} is not allowed")
+    return name
+
+
+def is_reserved(queue: str) -> bool:
+    """Whether a queue of this name is the cluster's own: nobody else creates one."""
+    return queue.startswith(RESERVED)
+
+
+def check_unreserved(name: str, what: str) -> str:
+    """As check_name, of a name that is not the cluster's own."""
+    if is_reserved(check_name(name, what)):
+        raise InvalidName(f"{name!r} can't name a {what}: names that begin with {RESERVED} are the cluster's own")
     return name
 
 

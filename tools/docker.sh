@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# The Docker engine for tests/failure:  tools/docker.sh start | stop | compose
+# The Docker engine for tests/failure:  tools/docker.sh start | stop | compose | compose-command
 # start: does nothing when an engine answers. Otherwise, as root on Debian: install docker.io if there is no dockerd, and run
 # one of our own with its data and log in a temporary folder. It changes no firewall rule and forwards nothing: the test
 # networks are closed ones, reached through their own bridge only.  stop: end the engine that start started.
 # compose: say how docker/compose.yaml is started here. Debian's docker.io has no Compose; its docker-compose (1.29) will do.
+# compose-command: print how Compose is called here; as root on Debian it is installed when it is missing.
 set -euo pipefail
 
 WAIT_SECONDS=60
@@ -72,20 +73,36 @@ stop() {
     kill -KILL "$pid"
 }
 
-compose() {
-    local arguments="-p roq -f docker/compose.yaml up"
+compose_command() {
     if docker compose version >/dev/null 2>&1; then
-        say "a cluster of containers: docker compose $arguments"
+        echo docker compose
     elif command -v docker-compose >/dev/null; then
-        say "a cluster of containers: docker-compose $arguments"
+        echo docker-compose
     else
-        say "a cluster of containers needs Compose, which is not here (on Debian: apt-get install docker-compose); then: docker-compose $arguments"
+        return 1
     fi
+}
+
+compose() {
+    local command arguments="-p roq -f docker/compose.yaml up -d"
+    command=$(compose_command) || {
+        say "a cluster of containers needs Compose, which is not here (on Debian: apt-get install docker-compose)"
+        command=docker-compose
+    }
+    say "a cluster of containers: $command $arguments"
+    say "where no registry has zookeeper:3.9: ZOOKEEPER_IMAGE=roq-test $command $arguments"
+}
+
+had_compose_command() {
+    compose_command && return
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && install_packages docker-compose && compose_command ||
+        die "no Compose here: install docker-compose."
 }
 
 case "${1:-}" in
 start) start ;;
 stop) stop ;;
 compose) compose ;;
-*) die "usage: tools/docker.sh start | stop | compose" ;;
+compose-command) had_compose_command ;;
+*) die "usage: tools/docker.sh start | stop | compose | compose-command" ;;
 esac

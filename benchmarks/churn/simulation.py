@@ -20,8 +20,9 @@ from roq.wire.task import ACK, RELEASE, PayloadReference, Settlement, StoreAddre
 from roq.wire.work_queue import WorkQueueSpec
 from roq.workqueue.fold import Fold
 from roq.workqueue.master.blobs import BlobStores
+from roq.workqueue.master.recent import Recent
 from roq.workqueue.master.registry import RegistryPace
-from roq.workqueue.master.service import MasterService, Recent
+from roq.workqueue.master.service import MasterService
 from roq.workqueue.master.term import MasterTerm, SteadyClock
 from roq.workqueue.records import Configure
 

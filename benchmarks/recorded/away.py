@@ -35,7 +35,9 @@ class Back(NamedTuple):
 
 def _publish(parent: Parent, system: str, address: str, queue: str, rate: int) -> None:
     """Body of the publisher: at this rate until it hears that it is over; tells how many there were."""
-    writer = SYSTEMS[system].clients.writer(address, queue)
+    open_writer = SYSTEMS[system].clients.writer
+    assert open_writer is not None
+    writer = open_writer(address, queue)
     parent.ready()
     pace = Pace(rate, 0, time.monotonic_ns())
     while not parent.heard():
@@ -61,6 +63,7 @@ def _subscribe(parent: Parent, system: str, address: str, queue: str) -> None:
     """Body of the subscriber: reads for a while, leaves, says so; comes back when it hears, tells that it has caught up; reads
     on to the last message and tells what it had, before and after."""
     open_reader = SYSTEMS[system].clients.reader
+    assert open_reader is not None
     parent.ready()
     reader, before = open_reader(address, queue, None), list[bytes]()
     until = time.monotonic() + HERE_SECONDS

@@ -32,7 +32,6 @@ from roq.tools.bench.cpu import MachineMeter
 
 QUEUE = "recorded"
 RUN_SECONDS = 300.0
-ROQ_ONLY = (Scenario.LIVE,)
 
 
 class Job(NamedTuple):
@@ -149,9 +148,14 @@ def _replaying(job: Job, size: Size) -> Iterable[Found]:
 
 
 def _sharing(job: Job, size: Size) -> Iterable[Found]:
-    count, clients = _filled(job, size), SYSTEMS[job.system].clients
+    clients = SYSTEMS[job.system].clients
     ways = clients.member if job.scenario is Scenario.GROUP else clients.member_singly
+    count = 0
     for turn, (members, way) in enumerate((members, way) for members in MEMBERS for way in ways):
+        if clients.once:
+            job = job._replace(queue=f"{QUEUE}-{turn}")
+        if clients.once or not count:
+            count = _filled(job, size)
         group = f"group-{turn}"
         found, parts = _do(job._replace(way=way, amount=count, members=members), group)
         check_shared(map(_numbers, parts), count)
@@ -191,9 +195,23 @@ class Measured(msgspec.Struct, frozen=True):
     failures: list[str]
 
 
+def takes_part(system: str, scenario: Scenario) -> bool:
+    """Whether there is anything to measure."""
+    clients = SYSTEMS[system].clients
+    match scenario:
+        case Scenario.LIVE:
+            return system == ROQ
+        case Scenario.REPLAY | Scenario.AWAY:
+            return not clients.once
+        case Scenario.GROUP | Scenario.GROUP_SINGLY:
+            return bool(clients.member)
+        case _:
+            return True
+
+
 async def measure(scenario: Scenario, systems: Sequence[str], runs: int, size: Size, tell: Callable[[str], None]) -> Measured:
     """`runs` runs of each system, interleaved."""
-    taking_part = [name for name in systems if name == ROQ or scenario not in ROQ_ONLY]
+    taking_part = [name for name in systems if takes_part(name, scenario)]
     measured = Measured(scenario, {name: {} for name in taking_part}, [])
     for number in range(runs):
         for name in taking_part:

@@ -56,11 +56,10 @@ SYSTEMS: dict[str, System] = {
     "JetStream, default": _of("jetstream", "jetstream", durable=False),
     "Redis Streams, always": _of("redis-aof", "redis_streams", durable=True),
     "Redis Streams, everysec": _of("redis-everysec", "redis_streams", durable=False),
+    "RabbitMQ streams": _of("rabbitmq-streams", "rabbitmq_streams", durable=False),
+    "RabbitMQ quorum queue": _of("rabbitmq", "rabbitmq_quorum", durable=True),
 }
-UNWRITTEN = {
-    "RabbitMQ streams and quorum queues": "no client of them is written here; as work queues: `python -m benchmarks workqueue`",
-    "Kafka": "no client of it is written here",
-}
+UNWRITTEN = {"Kafka": "no client of it is written here"}
 
 
 async def present(wanted: list[str] | None) -> tuple[dict[str, System], dict[str, str]]:

@@ -12,12 +12,13 @@ from rich.console import RenderableType
 
 from roq.cli.address import ClusterOption, JsonOption, with_cluster
 from roq.cli.ca import AUTHORITY, AuthorityOption, DaysOption
-from roq.cli.output import print_found, say, table
+from roq.cli.output import print_found, say, size, table
+from roq.cli.quantities import byte_count
 from roq.client.cluster import Cluster
 from roq.errors import CallError
 from roq.runtime.security import write_secret
 from roq.tools.authority import DAYS, Authority, Issued
-from roq.wire.card import CardRole, Grant, Right
+from roq.wire.card import CardRole, Grant, Quota, Right
 from roq.wire.curve import KEY_BYTES
 
 app = typer.Typer(no_args_is_help=True, help="Who may do what in a secured cluster.")
@@ -25,6 +26,26 @@ RightsArgument = Annotated[
     list[str],
     typer.Argument(metavar="RIGHT NAMES ...", help="Pairs, as: publish 'orders.*' describe '*'. RIGHT all: every right."),
 ]
+
+
+ConnectionsOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="At most so many connections to each port of the cluster's processes, for all cards of this name; 0: no bound.",
+    ),
+]
+RateOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE", help="Publish at most so much a second through each Exchange, such as 5MB.", show_default=False
+    ),
+]
+
+
+def quota_of(connections: int, publish_rate: str | None) -> Quota:
+    """Raises BadParameter."""
+    return Quota(connections, byte_count(publish_rate) if publish_rate else 0)
 
 
 def grants_of(words: list[str]) -> list[Grant]:
@@ -45,11 +66,14 @@ def grant(
     rights: RightsArgument,
     file: Annotated[Path | None, typer.Option("--out", help="Where to write the card (NAME.card).")] = None,
     days: DaysOption = DAYS,
+    connections: ConnectionsOption = 0,
+    publish_rate: RateOption = None,
     authority: AuthorityOption = AUTHORITY,
 ) -> None:
     """Write a card with these rights: it is all that a program needs to get in."""
     place = file or Path(f"{name}.card")
-    write_secret(place, Authority.load(authority.expanduser()).issue(name, CardRole.CLIENT, grants_of(rights), days))
+    quota, known = quota_of(connections, publish_rate), Authority.load(authority.expanduser())
+    write_secret(place, known.issue(name, CardRole.CLIENT, grants_of(rights), days, quota=quota))
     say(f"card of {name}: {place}   use: roq.connect(..., card={str(place)!r}), roq --card {place}, or ROQ_CARD")
 
 
@@ -60,6 +84,8 @@ def admit(
     rights: RightsArgument,
     cluster: ClusterOption = None,
     days: DaysOption = DAYS,
+    connections: ConnectionsOption = 0,
+    publish_rate: RateOption = None,
     authority: AuthorityOption = AUTHORITY,
 ) -> None:
     """Let a program in that can't show a card (libzmq in another language): the cluster knows it by its key."""
@@ -70,7 +96,7 @@ def admit(
     if len(raw) != KEY_BYTES:
         raise CallError("a CURVE public key is 64 hexadecimal digits")
     known = Authority.load(authority.expanduser())
-    known.admit(name, raw, grants_of(rights), days)
+    known.admit(name, raw, grants_of(rights), days, quota_of(connections, publish_rate))
     _push(known, cluster)
     say(f"{name} is let in; the servers' key for it: {known.server_key().hex()}")
 
@@ -110,7 +136,7 @@ def list_cards(authority: AuthorityOption = AUTHORITY, json: JsonOption = False)
     issued = Authority.load(authority.expanduser()).issued
 
     def view(cards: Sequence[Issued]) -> RenderableType:
-        return table("cards", ("name", "role", "rights", "until", "id", "state"), [_row(one) for one in cards])
+        return table("cards", ("name", "role", "rights", "quota", "until", "id", "state"), [_row(one) for one in cards])
 
     print_found(issued, json, view)
 
@@ -118,4 +144,18 @@ def list_cards(authority: AuthorityOption = AUTHORITY, json: JsonOption = False)
 def _row(one: Issued) -> list[str]:
     rights = ", ".join(f"{grant.right} {grant.names}" for grant in one.grants)
     until = datetime.datetime.fromtimestamp(one.expires, datetime.UTC).strftime("%Y-%m-%d %H:%M")
-    return [one.name, one.role, rights, until, one.id, "revoked" if one.revoked else "by key" if one.admitted else ""]
+    return [
+        one.name,
+        one.role,
+        rights,
+        _quota(one.quota),
+        until,
+        one.id,
+        "revoked" if one.revoked else "by key" if one.admitted else "",
+    ]
+
+
+def _quota(quota: Quota) -> str:
+    parts = [f"{quota.connections} connections"] if quota.connections else []
+    parts += [f"{size(quota.publish_bytes_per_second)}/s"] if quota.publish_bytes_per_second else []
+    return ", ".join(parts) or "-"

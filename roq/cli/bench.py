@@ -9,8 +9,9 @@ import typer
 import uvloop
 from rich.console import RenderableType
 
-from roq.cli.address import FILES, ClusterOption, JsonOption, cluster_address, either
+from roq.cli.address import ClusterOption, JsonOption, either
 from roq.cli.output import print_found, rate, say, seconds, table, working
+from roq.cli.which import choose, take_card
 from roq.tools.bench.harness import IDLE_SECONDS, PubSubResult
 from roq.tools.bench.load import Load
 from roq.tools.bench.pubsub import run
@@ -73,11 +74,13 @@ def pubsub(  # noqa: PLR0913, PLR0917  one parameter per flag
 
 
 def _address(flag: str | None) -> str:
-    """The cluster somebody named, or "" for one of our own; never the default address."""
-    named = flag or os.environ.get("ROQ_CLUSTER") or os.environ.get("ROQ_CONFIG")
-    if named or any(path.exists() for path in FILES):
-        return cluster_address(flag)
-    return ""
+    """The cluster somebody named, or "" for one of our own; never the default address, nor a context that is only in use: a
+    load is nothing to have by accident."""
+    choice = choose(flag)
+    if choice is None or (choice.context and not (flag or os.environ.get("ROQ_CLUSTER"))):
+        return ""
+    take_card(choice)
+    return choice.address
 
 
 def _table(result: PubSubResult) -> RenderableType:

@@ -20,11 +20,12 @@ import typer
 import uvloop
 from rich.text import Text
 
-from roq.cli.address import DEFAULT_ADDRESS, ClusterOption, JsonOption, given_address
+from roq.cli.address import ClusterOption, JsonOption
 from roq.cli.doctor_cluster import check_cluster
 from roq.cli.finding import Finding, Severity, good, warning, wrong
 from roq.cli.local import COMMAND, named
-from roq.cli.output import console, print_json
+from roq.cli.output import console, print_json, working
+from roq.cli.which import DEFAULT_ADDRESS, Choice, choose, take_card
 from roq.coordination.link import parse_address
 from roq.errors import InvalidConfiguration, RoqError
 from roq.tools.local import starter
@@ -44,20 +45,36 @@ STYLE = {Severity.GOOD: "green", Severity.WARNING: "yellow", Severity.WRONG: "bo
 
 
 def doctor(cluster: ClusterOption = None, json: JsonOption = False) -> None:
-    """Check this machine and the cluster, also whether a disk may be replaced now. Exit code 1 when something is wrong."""
-    given = given_address(cluster, os.environ)
-    address = given or DEFAULT_ADDRESS
-    findings = check_machine() + check_local(starter.clusters(), address, chosen=given is not None)
-    if given is None and not _somebody_listens():
+    """Check this machine and the cluster, also whether a disk may be replaced now.
+
+    Exit code 0: nothing is wrong, warnings at most. 1: something is. Whatever is not good says what to do."""
+    choice = choose(cluster)
+    address = choice.address if choice is not None else DEFAULT_ADDRESS
+    findings = check_machine() + check_local(starter.clusters(), address, chosen=choice is not None)
+    if choice is not None:
+        findings.append(_address(choice))
+    if choice is None and not _somebody_listens():
         findings.append(warning("Cluster", f"none at {address}, where commands look if no other is named", NONE))
     else:
-        findings += uvloop.run(check_cluster(address))
+        with working(f"asking the cluster at {address}"):
+            findings += uvloop.run(check_cluster(address))
     wrong = sum(finding.verdict == Severity.WRONG for finding in findings)
     if json:
         print_json({"healthy": not wrong, "cluster": address, "findings": findings})
     else:
-        _print(findings, wrong)
+        print_findings(findings, wrong)
     raise typer.Exit(1 if wrong else 0)
+
+
+def _address(choice: Choice) -> Finding:
+    """Which cluster is looked at, and as whom."""
+    found = f"{choice.address} ({choice.why})"
+    try:
+        take_card(choice)
+    except RoqError as error:
+        advice = "have a card signed, `roq access grant`, then `roq context add … --card FILE`"
+        return wrong("Address", f"{found}: {error}", advice)
+    return good("Address", found)
 
 
 def _somebody_listens() -> bool:
@@ -70,7 +87,8 @@ def _somebody_listens() -> bool:
         return False
 
 
-def _print(findings: list[Finding], wrong: int) -> None:
+def print_findings(findings: list[Finding], wrong: int) -> None:
+    """For people. wrong: how many of them are."""
     out = console()
     for finding in findings:
         line = Text(f"{finding.verdict:<8}", style=STYLE[finding.verdict])

@@ -10,11 +10,13 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import msgspec
 
 from roq.cli.finding import Finding, good, warning, wrong
+from roq.cli.tape_copies import tape_shortages
+from roq.cli.tree_finding import find_tree_format
 from roq.client.cluster import Cluster, connect
 from roq.client.overview import MONITOR_SECONDS, NOT_ASKED, Overview, read_overview
 from roq.coordination.link import ZooKeeperAddress, parse_address
@@ -25,8 +27,9 @@ from roq.runtime.rpc import OnDisconnect, RpcClient
 from roq.runtime.security import enter_cluster, leave_cluster, process_security
 from roq.tools.local.zookeeper import server_status
 from roq.wire import gcm, hcm, master, shuffle
-from roq.wire.assignment import ProcessKind, ProcessState
+from roq.wire.assignment import Leaving, ProcessKind, ProcessState
 from roq.wire.card import Card
+from roq.wire.fleet import FleetInfo
 from roq.wire.shuffle import ShuffleState
 from roq.wire.zookeeper import COORDINATOR_VERSION
 
@@ -43,6 +46,7 @@ DISK_BYTES_MIN = 16 * 1024 * 1024  # below, a store takes little or nothing
 NTP = "run an NTP client on every machine"
 MASTER_SECONDS = 10.0  # a master asks all stores before it answers
 DAY_SECONDS, CARD_DAYS_MIN = 86400.0, 14.0
+LEAVE_WORDS = {Leaving.PROCESSES: "processes (drained)", Leaving.EVERYTHING: "processes and data (evacuated)"}
 SHOWN_MAX = 5  # shortages of one queue
 WAIT = "replace no further disk until this is gone; it is copied again by itself"
 
@@ -61,16 +65,17 @@ async def check_cluster(address: str) -> list[Finding]:
 
 
 async def _check(address: str, parsed: ZooKeeperAddress) -> list[Finding]:
-    findings = list(await asyncio.gather(*(_zookeeper(server) for server in parsed.hosts.split(","))))
+    findings = list(await asyncio.gather(*(check_zookeeper(server) for server in parsed.hosts.split(","))))
     try:
         leader = await read_leader(address, ANSWER_SECONDS)
     except ClusterNotFound as error:
         return [*findings, wrong("Cluster", str(error), "check the chroot in the address; the first GCM makes it")]
     except Unavailable as error:
-        return [*findings, await _no_leader(address, str(error))]
+        return [*findings, await _no_leader(address, str(error)), await find_tree_format(address)]
     except RoqError as error:
         return [*findings, wrong("Leader", str(error), "read the GCMs' logs")]
     findings.append(good("Leader", f"{leader.host}:{leader.port}, epoch {leader.epoch}"))
+    findings.append(await find_tree_format(address))
     security = process_security()
     findings.append(check_security(security.card if security is not None else None, leader.host, time.time()))
     try:
@@ -81,6 +86,7 @@ async def _check(address: str, parsed: ZooKeeperAddress) -> list[Finding]:
                 skew = clock_skew_seconds(overview.time, begun, time.time())
             findings += [*check_clock(skew), *check_overview(overview)]
             findings += await _host_answers(cluster, address, len(overview.hosts), skew)
+            findings += await _fleet(cluster)
             return findings + await _copies(cluster, address)
     except (RoqError, TimeoutError) as error:
         told = str(error) or "it did not answer in time"
@@ -108,6 +114,23 @@ async def _host_answers(cluster: Cluster, address: str, hosts: int, leader_skew_
         return [wrong("Hosts' answers", str(error) or "they were not all asked in time", "read the leading GCM's log")]
 
 
+async def _fleet(cluster: Cluster) -> list[Finding]:
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return check_fleet(await cluster.fleet())
+    except (RoqError, TimeoutError):  # an older GCM, during an upgrade
+        return []
+
+
+def check_fleet(info: FleetInfo) -> list[Finding]:
+    """Machines that the cluster makes for itself; nothing is said where it may make none."""
+    if info.limits is None or not (info.limits.most or info.machines):
+        return []
+    if info.problem:
+        return [warning("Fleet", info.problem, "`roq fleet show` says more, and the leading GCM's log")]
+    return [good("Fleet", f"{len(info.machines)} machines of {info.limits.most} that may be made")]
+
+
 async def _copies(cluster: Cluster, address: str) -> list[Finding]:
     try:
         async with asyncio.timeout(COPIES_SECONDS):
@@ -130,7 +153,8 @@ async def _no_leader(address: str, error: str) -> Finding:
     return wrong("Leader", told, advice)
 
 
-async def _zookeeper(server: str) -> Finding:
+async def check_zookeeper(server: str) -> Finding:
+    """What one of its servers, `host:port`, says of itself."""
     subject = f"ZooKeeper {server}"
     host, _, port = server.rpartition(":")
     try:
@@ -173,6 +197,9 @@ def _hosts(overview: Overview) -> list[Finding]:
         if not host.alive:
             up = f"is {host.address} up? " if host.address else ""  # no address: it was stopped, or is away for long
             findings.append(wrong(f"Host {host.host}", "is away", f"{up}Start its `roq-hcm`, or read its log"))
+        elif host.leaving:
+            advice = f"`roq host evacuate {host.host}` shows what is left; `roq host uncordon {host.host}` calls it off"
+            findings.append(warning(f"Host {host.host}", f"is being left by {LEAVE_WORDS[host.leaving]}", advice))
         elif host.draining:
             advice = f"`roq host uncordon {host.host}` ends that"
             findings.append(warning(f"Host {host.host}", "is cordoned: nothing new is placed there", advice))
@@ -335,18 +362,25 @@ def _version(subject: str, version: str) -> list[Finding]:
 
 
 class CopiesOf(msgspec.Struct, frozen=True):
-    """What was found out about one work queue or shuffle. error: why nothing was; lost: it says that data are gone."""
+    """What was found out about one recorded queue, work queue or shuffle. error: why nothing was; lost: it says that data are
+    gone; by_hosts: only that the hosts are there (tape_copies.py)."""
 
     subject: str
     shortages: Sequence[master.Shortage] = ()
     error: str = ""
     lost: bool = False
+    by_hosts: bool = False
 
 
 async def read_copies(cluster: Cluster, zookeeper: str) -> list[CopiesOf]:
-    """Of all work queues and sealed shuffles. Raises RoqError if no GCM answers."""
+    """Of all recorded queues, work queues and sealed shuffles. Raises RoqError if no GCM answers."""
     gate = asyncio.Semaphore(ASKED_AT_ONCE)
-    queues = await asyncio.gather(*(_of_queue(info, gate) for info in await cluster.work_queues()))
+    view = await cluster.view()
+    alive = {host.host for host in view.hosts if host.alive}
+    recorded = [queue.record.name for queue in view.queues if queue.record.record is not None]
+    tapes = await asyncio.gather(*(_of_tapes(cluster, name, alive, gate) for name in recorded))
+    masters = [one for info in await cluster.work_queues() for one in (info, *info.shards)]
+    queues = await asyncio.gather(*(_of_queue(info, gate) for info in masters))
     leader = GcmClient(zookeeper)
     try:
         listed = (await leader.request(gcm.ListShuffles(), gcm.ShuffleList, MASTER_SECONDS)).shuffles
@@ -356,7 +390,16 @@ async def read_copies(cluster: Cluster, zookeeper: str) -> list[CopiesOf]:
         leader.close()
     endpoints = {host: endpoint for info in infos for host, endpoint in info.followers.items()}
     views = dict(zip(endpoints, await asyncio.gather(*(_view(one, gate) for one in endpoints.values())), strict=True))
-    return [*queues, *(shuffle_copies(info, views) for info in infos)]
+    return [*tapes, *queues, *(shuffle_copies(info, views) for info in infos)]
+
+
+async def _of_tapes(cluster: Cluster, queue: str, alive: Set[str], gate: asyncio.Semaphore) -> CopiesOf:
+    subject = f"recorded queue {queue}"
+    async with gate:
+        try:
+            return CopiesOf(subject, tape_shortages((await cluster.tapes(queue)).views, alive), by_hosts=True)
+        except RoqError as error:
+            return CopiesOf(subject, error=str(error))
 
 
 async def _view(endpoint: str, gate: asyncio.Semaphore) -> shuffle.FollowerView | None:
@@ -421,9 +464,10 @@ def check_copies(found: Sequence[CopiesOf]) -> list[Finding]:
             few = any(not shortage.hosts for shortage in one.shortages)
             findings.append(warning(subject, told, f"{WAIT}{', if there are enough hosts with room' if few else ''}"))
     if not findings and found:
-        findings.append(
-            good("Copies", f"{len(found)} work queues and shuffles have all of theirs: one disk may be replaced now")
-        )
+        told = f"{len(found)} queues and shuffles have all of theirs: one disk may be replaced now"
+        if any(one.by_hosts for one in found):
+            told += ", unless one was a short time ago: what is recorded is taken to be where its hosts are"
+        findings.append(good("Copies", told))
     return findings
 
 

@@ -16,12 +16,15 @@ class Severity(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing looked at. advice: what to do, empty when it is good."""
+    """One thing looked at. advice: what to do, empty when it is good, and only then."""
 
     subject: str
     verdict: Severity
     found: str
     advice: str = ""
+
+    def __post_init__(self) -> None:
+        assert bool(self.advice) == (self.verdict is not Severity.GOOD), f"{self.subject}: {self.found}"
 
 
 def good(subject: str, found: str) -> Finding:

@@ -11,6 +11,7 @@ import typer
 from rich.console import RenderableType
 
 from roq.cli.address import ClusterOption, JsonOption, QueueArgument, with_cluster
+from roq.cli.completion import group_names
 from roq.cli.output import age, print_found, print_json, say, table, working, yes
 from roq.cli.pub_sub import TopicsArgument, WhereOption
 from roq.cli.quantities import EARLIEST, group_start
@@ -24,7 +25,9 @@ from roq.workqueue.address import queue_address
 
 app = typer.Typer(help="Groups of a recorded queue: create, list, remove.", no_args_is_help=True)
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.", show_default=False)]
-GroupsArgument = Annotated[list[str], typer.Argument(metavar="GROUP...", help="Names of groups.", show_default=False)]
+GroupsArgument = Annotated[
+    list[str], typer.Argument(metavar="GROUP...", help="Names of groups.", show_default=False, autocompletion=group_names)
+]
 
 
 @app.command("create")
@@ -105,11 +108,19 @@ def group_table(rows: tuple[GroupRow, ...]) -> RenderableType:
             str(row.order),
             yes(row.ready),
             row.master,
-            *((f"{row.waiting:,}", f"{row.leased:,}", f"{row.dead:,}", f"{row.completed:,}") if not row.problem else "????"),
-            "-" if row.behind_seconds is None else age(row.behind_seconds),
+            *_counts(row),
+            age(row.oldest_seconds),
+            age(row.behind_seconds),
+            "-" if row.lag is None else f"{row.lag:,}",
             row.problem,
         )
         for row in rows
     ]
-    columns = ("GROUP", "TOPICS", "ORDER", "SERVES", "MASTER", ">WAITING", ">LEASED", ">DEAD", ">DONE", ">BEHIND", "PROBLEM")
+    counts = (">WAITING", ">DELAYED", ">LEASED", ">DEAD", ">DONE", ">MISSED", ">OLDEST", ">BEHIND", ">LAG")
+    columns = ("GROUP", "TOPICS", "ORDER", "SERVES", "MASTER", *counts, "PROBLEM")
     return table("Groups", columns, cells)
+
+
+def _counts(row: GroupRow) -> tuple[str, ...]:
+    counts = row.waiting, row.delayed, row.leased, row.dead, row.completed, row.missed
+    return tuple("?" if row.problem else f"{count:,}" for count in counts)

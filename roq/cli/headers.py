@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from roq.errors import InvalidHeaders
-from roq.wire.headers import check_headers
+from roq.wire.headers import check_headers, check_message_headers
 
 HeaderOption = Annotated[
     list[str] | None,
@@ -19,11 +19,20 @@ HeaderOption = Annotated[
 
 def headers_of(options: Sequence[str] | None) -> dict[str, str | bytes]:
     """Of NAME=TEXT each. Raises InvalidHeaders."""
+    return check_headers(_pairs(options))[0]
+
+
+def message_headers_of(options: Sequence[str] | None) -> dict[str, str | bytes]:
+    """The same of a message, which may have `roq-priority` and `roq-ttl`. Raises InvalidHeaders."""
+    return check_message_headers(_pairs(options))[0]
+
+
+def _pairs(options: Sequence[str] | None) -> dict[str, str]:
     pairs = [option.partition("=") for option in options or ()]
     for name, equals, _ in pairs:
         if not equals:
             raise InvalidHeaders(f"a header is NAME=TEXT, got {name!r}")
-    return check_headers({name: text for name, _, text in pairs})[0]
+    return {name: text for name, _, text in pairs}
 
 
 def headers_row(headers: Mapping[str, str | bytes]) -> dict[str, str]:

@@ -20,12 +20,18 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
+import uvloop
 
-from roq.cli.address import ClusterOption, JsonOption, cluster_address, with_cluster
-from roq.cli.output import console, print_found, print_json, say, table
+from roq.cli import host_leave
+from roq.cli.address import ClusterOption, JsonOption, cluster_address, entered, with_cluster
+from roq.cli.completion import host_names
+from roq.cli.host_disk import forget_disk
+from roq.cli.host_leave import HostArgument
+from roq.cli.output import console, print_found, print_json, say, table, working
 from roq.cli.status import host_table
 from roq.client.cluster import Cluster
 from roq.client.overview import host_rows
+from roq.config import listen_place
 from roq.coordination.link import parse_address
 from roq.errors import (
     CallError,
@@ -38,6 +44,8 @@ from roq.errors import (
 )
 from roq.ids import check_name
 from roq.runtime.backoff import delays
+from roq.runtime.installation import install as extra
+from roq.runtime.installation import missing
 from roq.runtime.rpc import RpcClient
 from roq.wire import hcm as wire
 from roq.wire.assignment import RunningProcess
@@ -54,8 +62,7 @@ GCM_PORT, GCM_BROADCAST_PORT, HCM_PORT = 5500, 5501, 5510  # fixed, so that a fi
 SYSTEMCTL_SECONDS = 120.0  # the units become ready, or not
 PLAIN = re.compile(r"[A-Za-z0-9_./+:-]+")
 
-app = typer.Typer(help="Hosts: list, show, cordon, stop, install.", no_args_is_help=True)
-HostArgument = Annotated[str, typer.Argument(metavar="HOST", help="Name of the host.", show_default=False)]
+app = typer.Typer(help="Hosts: list, show, cordon, drain, evacuate, stop, replace the disk of, install.", no_args_is_help=True)
 
 
 @app.command("ls")
@@ -106,20 +113,14 @@ def uncordon(name: HostArgument, cluster: ClusterOption = None) -> None:
     _set_cordoned(name, cluster, cordoned=False)
 
 
-@app.command("drain", hidden=True)
-def drain(
-    name: HostArgument,
-    cluster: ClusterOption = None,
-    undo: Annotated[bool, typer.Option("--undo", help="As `uncordon`.")] = False,
-) -> None:
-    """The former name of `cordon`."""
-    say(f"`roq host drain` is `roq host {'uncordon' if undo else 'cordon'}`: it moves no process away")
-    _set_cordoned(name, cluster, cordoned=not undo)
+app.command("drain")(host_leave.drain)
+app.command("evacuate")(host_leave.evacuate)
+app.command("rebalance")(host_leave.rebalance)
 
 
 def _set_cordoned(name: str, cluster: str | None, *, cordoned: bool) -> None:
     async def work(connected: Cluster) -> HostInfo:
-        await connected.drain_host(name, cordoned)
+        await connected.cordon_host(name, cordoned)
         return await _described(connected, name)
 
     info = with_cluster(cluster, work)
@@ -131,7 +132,8 @@ def _set_cordoned(name: str, cluster: str | None, *, cordoned: bool) -> None:
 @app.command("stop")
 def stop(
     name: Annotated[
-        str, typer.Argument(metavar="HOST", help="Name of the host.", show_default="this machine's name")
+        str,
+        typer.Argument(metavar="HOST", help="Name of the host.", show_default="this machine's name", autocompletion=host_names),
     ] = platform.node(),
     cluster: ClusterOption = None,
 ) -> None:
@@ -140,11 +142,25 @@ def stop(
     A signal stops `roq-hcm` alone and leaves the processes to the next one, for upgrades without a pause."""
 
     async def work(connected: Cluster) -> HostInfo:
-        return await _stopped(connected, await _described(connected, name))
+        described = await _described(connected, name)
+        with working(f"stopping {name}"):
+            return await _stopped(connected, described)
 
     info = with_cluster(cluster, work)
     runs = len(info.report.processes) if info.report else 0
     say(f"{name} is stopped: roq-hcm and the {runs} processes that ran there")
+
+
+@app.command("new-disk")
+def new_disk(name: HostArgument, cluster: ClusterOption = None) -> None:
+    """Let a stopped host start with another, empty disk: the one that its store had is lost for good.
+
+    What that held is copied again from other hosts when it starts; `roq doctor` says when that is done. One host after the
+    other. In a secured cluster it takes a card of a host."""
+    if uvloop.run(forget_disk(entered(cluster), name)):
+        say(f"{name} may start with an empty disk; `roq doctor` then says when all copies are there again")
+    else:
+        say(f"no disk of {name} is known: it starts with whatever it has")
 
 
 async def _described(connected: Cluster, name: str) -> HostInfo:
@@ -230,13 +246,18 @@ def files(
     gcm: bool,
     new_user: bool,
     security: SecurityMode,
+    metrics: str | None = None,
 ) -> list[File]:
-    """All files of a host, below `prefix`; gcm: with a GCM on it. Raises CallError for values the daemons would refuse."""
+    """All files of a host, below `prefix`; gcm: with a GCM on it; metrics: where its HCM serves them, `[HOST]:PORT`. Raises
+    CallError for values the daemons would refuse."""
     check_name(host, "host")
     if re.fullmatch(r"[a-z_][a-z0-9_-]*", user) is None:
         raise InvalidConfiguration(f"no user name: {user!r}")
     common: dict[str, str | int] = {"zookeeper": str(parse_address(zookeeper)), "address": address}
     hcm_values = common | {"host": host, "port": HCM_PORT, "state_dir": str(STATE)}
+    if metrics is not None:
+        listen_place(metrics, "--metrics")
+        hcm_values["metrics"] = metrics
     made = _daemon("hcm", hcm_values | _security("hcm", security), user, programs, prefix)
     if gcm:
         gcm_values = common | {"port": GCM_PORT, "broadcast_port": GCM_BROADCAST_PORT}
@@ -334,15 +355,19 @@ def _exists(user: str) -> bool:
     return True
 
 
-def _secured(text: str) -> list[str]:
-    """Lines of a configuration that say whom a daemon lets in."""
-    return sorted(line for line in text.splitlines() if line.startswith(("card", "security")))
+def _differences(ours: str, asked: str) -> str:
+    """In what a configuration that is kept is not what was asked for, in words."""
+    found = []
+    for topic, keys in (("security differs", ("card", "security")), ("metrics differ", ("metrics",))):
+        there, wanted = (sorted(line for line in text.splitlines() if line.startswith(keys)) for text in (ours, asked))
+        if there != wanted:
+            found.append(f"; its {topic}, {' '.join(wanted) or 'none'} was asked for")
+    return "".join(found)
 
 
 def _write(file: File, *, force: bool) -> None:
     if file.kept and not force and file.path.exists():
-        ours, asked = _secured(file.path.read_text()), _secured(file.text)
-        differs = f"; its security differs, {' '.join(asked)} was asked for" if ours != asked else ""
+        differs = _differences(file.path.read_text(), file.text)
         say(f"kept {file.path} as it is; --force writes it anew{differs}")
         return
     file.path.parent.mkdir(parents=True, exist_ok=True)
@@ -381,8 +406,24 @@ SecurityOption = Annotated[
 ]
 
 
+def _check_possible(*, here: bool, enable: bool, metrics: str | None) -> None:
+    """Raises what stands in the way, before anything is written. here: files are written, and for this machine."""
+    if enable and not here:
+        raise CallError("--enable starts what is written on this very host: not with --prefix or --dry-run")
+    if enable and not shutil.which("systemctl"):
+        raise ProcessFailed("this host has no systemd (no `systemctl`); nothing was written")
+    if here and metrics is not None and missing("metrics"):
+        raise InvalidConfiguration(f"--metrics needs what is not installed here, nothing was written: {extra('metrics')}")
+
+
+MetricsOption = Annotated[
+    str | None,
+    typer.Option(metavar="[HOST]:PORT", help="Where the host serves metrics for Prometheus; else nowhere.", show_default=False),
+]
+
+
 @app.command("install")
-def install(
+def install(  # noqa: PLR0913, PLR0917 - typer gives all of them by name
     gcm: Annotated[bool, typer.Option("--gcm", help="A GCM on this host too; two or three hosts have one.")] = False,
     zookeeper: Annotated[
         str | None, typer.Option(help="ZooKeeper addresses; else as for --cluster of other commands.", show_default=False)
@@ -398,12 +439,10 @@ def install(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files, write nothing.")] = False,
     enable: Annotated[bool, typer.Option("--enable", help="Start the units, now and at every boot.")] = False,
     security: SecurityOption = SecurityMode.CARDS,
+    metrics: MetricsOption = None,
 ) -> None:
     """Write this host's systemd units and configuration files."""
-    if enable and (dry_run or prefix != Path("/")):
-        raise CallError("--enable starts what is written on this very host: not with --prefix or --dry-run")
-    if enable and not shutil.which("systemctl"):
-        raise ProcessFailed("this host has no systemd (no `systemctl`); nothing was written")
+    _check_possible(here=prefix == Path("/") and not dry_run, enable=enable, metrics=metrics)
     cards = [] if security is SecurityMode.NONE else _cards(gcm, host, check=enable)
     cluster = cluster_address(zookeeper)
     made = files(
@@ -416,6 +455,7 @@ def install(
         gcm=gcm,
         new_user=prefix != Path("/") or not _exists(user),
         security=security,
+        metrics=metrics,
     )
     if dry_run:
         for file in made:

@@ -21,6 +21,7 @@ from roq.cli.address import JsonOption
 from roq.cli.output import print_json, say, working
 from roq.errors import CallError, ProcessFailed, RoqError
 from roq.runtime.files import DISK
+from roq.runtime.installation import install, missing
 from roq.runtime.security import known_card
 from roq.tools.local import starter
 from roq.tools.local.cluster import LocalCluster
@@ -31,7 +32,11 @@ from roq.wire.card import SecurityMode
 
 COMMAND = "roq up"
 DIRECTORY_HELP = "The directory of the cluster; needed if several run here, and by root for another user's."
+METRICS_PORT = 9464  # as of `roq metrics`, where OpenTelemetry's exporters for Prometheus are
 ZOOKEEPER_PORT = 2181  # where clients look by default; another one is taken when this one is in use
+ElasticOption = Annotated[
+    int, typer.Option(min=0, metavar="HOSTS", help="So many hosts more are started when Exchanges find no slot.")
+]
 
 
 def up(
@@ -48,14 +53,21 @@ def up(
         ),
     ] = None,
     exchanges_max: Annotated[int, typer.Option(min=1, help="Exchanges a host runs at most.")] = 8,
+    elastic: ElasticOption = 0,
     security: Annotated[
         SecurityMode, typer.Option(help="cards: nobody gets in without one; programs of yours find yours. none: everybody.")
     ] = SecurityMode.CARDS,
+    metrics: Annotated[
+        bool,
+        typer.Option("--with-metrics", help=f"Each host serves metrics for Prometheus, at port {METRICS_PORT} of its address."),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Start a whole cluster on this machine; Ctrl-C, or `roq down` in another terminal, stops it."""
     if security is SecurityMode.MIXED:
         raise typer.BadParameter("mixed is for GCMs and hosts of a cluster that is being given cards")
+    if metrics and missing("metrics"):
+        raise CallError(f"--with-metrics needs what is not installed here: {install('metrics')}")
     place = directory or Path(tempfile.mkdtemp(prefix="roq-up-"))
     cluster = LocalCluster(
         place,
@@ -66,6 +78,8 @@ def up(
         exchanges_max=exchanges_max,
         command=COMMAND,
         secured=security is SecurityMode.CARDS,
+        metrics_port=METRICS_PORT if metrics else 0,
+        elastic_hosts=elastic,
     )
     try:
         uvloop.run(_stay(cluster, json_line=json))
@@ -141,11 +155,15 @@ def _announce(cluster: LocalCluster, json_line: bool, kept: bool) -> None:
         told = {"ready": True, "cluster": cluster.zookeeper, "directory": str(cluster.directory), "pids": pids}
         if cluster.card is not None:
             told["card"] = str(cluster.card)
+        if cluster.metrics:
+            told["metrics"] = cluster.metrics
         print_json({**told, "zookeeper": cluster.zookeeper_name, "zookeeper_pid": cluster.zookeeper_pid})
         return
     flag = "" if at_default else f" -c {cluster.zookeeper}"
     hosts = ", ".join(cluster.hosts)
     say(f"cluster is up: {cluster.zookeeper} ({cluster.zookeeper_name})   hosts: {hosts}   logs: {cluster.directory}")
+    if cluster.metrics:
+        say(f"metrics: {'   '.join(f'http://{place}/metrics' for place in cluster.metrics.values())}")
     say("now, in other terminals:")
     if cluster.card is not None and not kept:
         say(f"    export ROQ_CARD={cluster.card}")

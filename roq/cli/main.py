@@ -15,31 +15,58 @@ import typer
 from typer.core import TyperGroup
 
 from roq.cli.address import JsonOption
+from roq.cli.examples import add_examples
 from roq.cli.output import print_error, print_json
 from roq.errors import RoqError
 from roq.runtime.installation import installed_version
-from roq.runtime.observe import set_up_logging
+from roq.runtime.log_output import set_up_logging
 from roq.runtime.security import use_card
 
 INTERRUPTED = 128 + signal.SIGINT
-# In the order of `roq --help`: a command, and the module here that has a function of its name.
+# A command, and the module here that has a function of its name.
 COMMANDS = {
     "up": "local",
     "down": "local",
     "demo": "demo",
     "status": "status",
-    "top": "status",
+    "top": "top",
+    "events": "events",
     "pub": "pub_sub",
     "sub": "pub_sub",
     "request": "requests",
     "serve": "requests",
     "metrics": "metrics",
+    "console": "console",
     "chaos": "chaos",
     "doctor": "doctor",
     "version": "main",
 }
 # Modules here, each with its `app`.
-GROUPS = ("queue", "host", "policy", "task", "shuffle", "pipeline", "ca", "access", "bench")
+GROUPS = (
+    "queue",
+    "host",
+    "fleet",
+    "policy",
+    "history",
+    "task",
+    "shuffle",
+    "pipeline",
+    "ca",
+    "access",
+    "context",
+    "backup",
+    "upgrade",
+    "bench",
+)
+PANELS = {  # of `roq --help`, in its order
+    "On this machine": ("up", "down", "demo", "version"),
+    "Messages": ("queue", "pub", "sub", "request", "serve", "policy"),
+    "Tasks and data sets": ("task", "shuffle", "pipeline"),
+    "What happens": ("status", "top", "events", "history", "console", "metrics", "doctor"),
+    "Operation": ("host", "fleet", "context", "upgrade", "backup", "ca", "access"),
+    "Under load": ("bench", "chaos"),
+}
+PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
 
 class RoqGroup(TyperGroup):
@@ -49,7 +76,8 @@ class RoqGroup(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names, none imported."""
-        return [*COMMANDS, *GROUPS]
+        known = {*COMMANDS, *GROUPS}
+        return [*(name for name in PANEL_OF if name in known), *sorted(known - PANEL_OF.keys())]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """None if there is none of that name; then all are there, so that it can be told which one was meant."""
@@ -60,8 +88,9 @@ class RoqGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""
-        set_up_logging("roq", os.environ.get("ROQ_LOG_LEVEL", "ERROR"))
+        level, log_format = os.environ.get("ROQ_LOG_LEVEL", "ERROR"), os.environ.get("ROQ_LOG_FORMAT", "auto")
         try:
+            set_up_logging("roq", level, log_format=log_format)
             return super().invoke(ctx)
         except RoqError as error:
             print_error(error)
@@ -80,10 +109,12 @@ def command(name: str) -> Any:
     """The command or group of this name, imported."""
     module, one = importlib.import_module(f"roq.cli.{COMMANDS.get(name, name)}"), typer.Typer()
     if name in GROUPS:
-        one.add_typer(module.app, name=name)
+        one.add_typer(module.app, name=name, rich_help_panel=PANEL_OF.get(name))
     else:
-        one.command(name)(getattr(module, name))
-    return typer.main.get_group(one).commands[name]
+        one.command(name, rich_help_panel=PANEL_OF.get(name))(getattr(module, name))
+    made = typer.main.get_group(one).commands[name]
+    add_examples(made, name)
+    return made
 
 
 def print_version(asked: bool) -> None:

@@ -15,11 +15,13 @@ from rich.text import Text
 
 from roq import errors
 from roq.errors import RoqError
+from roq.runtime.log_output import visible
 
 T = TypeVar("T")
 PLAIN_WIDTH = 100_000  # columns when a stream is not a terminal: a line for every row, whatever its length
 NEXT_STEP: tuple[tuple[type[RoqError], str], ...] = (
     (errors.DurableNotFound, "`roq queue durables` tells those there are"),
+    (errors.ProducerNotFound, "`roq queue producers` tells those there are"),
     (errors.NoResponder, "`roq serve` answers requests"),
     (errors.QueueNotFound, "`roq queue ls` tells the queues there are"),
     (errors.QueueConflict, "`roq queue show` tells the settings it has"),
@@ -36,7 +38,7 @@ NEXT_STEP: tuple[tuple[type[RoqError], str], ...] = (
     (errors.ClusterNotFound, "is the chroot right? `roq up` starts a cluster on this machine"),
     (
         errors.ZooKeeperUnavailable,
-        "is --cluster or ROQ_CLUSTER right? `roq doctor` looks closer, `roq up` starts a cluster here",
+        "`roq context show` tells why this address, `roq doctor` looks closer, `roq up` starts a cluster here",
     ),
     (errors.Unavailable, "`roq doctor` looks closer"),
     (errors.HostFull, "`roq host ls` tells the free slots"),
@@ -77,18 +79,16 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=width, force_terminal=terminal, markup=False, emoji=False, highlight=False)
 
 
-def visible(text: str) -> str:
-    """What a terminal would obey instead of showing it (escape sequences, carriage returns) as Python writes it."""
-    return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
-
-
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], gap: int = 2) -> RenderableType:
-    """A plain table; columns that start with ">" are right-aligned. gap: characters between two columns."""
+def table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], gap: int = 2, marked: int | None = None
+) -> RenderableType:
+    """A plain table; columns that start with ">" are right-aligned. gap: characters between two columns. marked: number of the
+    row that stands out."""
     found = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
     for column in columns:
         found.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
-    for row in rows:
-        found.add_row(*map(visible, row))
+    for number, row in enumerate(rows):
+        found.add_row(*map(visible, row), style="reverse" if number == marked else None)
     return Group(Text(visible(title), style="table.title"), found) if title else found  # its own title would wrap at its width
 
 

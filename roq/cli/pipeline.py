@@ -21,7 +21,7 @@ from roq.runtime.installation import install, missing
 
 app = typer.Typer(help="Ready Spark jobs: list, run.", no_args_is_help=True)
 JOBS = {
-    "archive": "Work queues into Parquet, every task once.",
+    "archive": "Work queues and recorded queues into Parquet, every task and message once.",
     "dead_letters": "What went wrong in a work queue: its dead letters by error, attempts, age and size.",
     "kpi": "KPI history of publish/subscribe queues in Parquet, and a capacity report made of it.",
     "sort": "Sort a large data set and drop what is in it twice, through a shuffle.",

@@ -6,22 +6,30 @@ docs/policies.md is checked against what stands here.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
 from roq.cli.address import ClusterOption, JsonOption, QueueArgument, with_cluster
-from roq.cli.output import age, moment, print_json, say, visible
+from roq.cli.completion import queue_names
+from roq.cli.history import SinceOption, since_of
+from roq.cli.output import age, counted, moment, print_json, say, working
+from roq.cli.progress import progressing
 from roq.client.cluster import Cluster
+from roq.client.history import past_decisions, past_kpis
 from roq.client.overview import policy_tables
 from roq.errors import CallError, FrameError, InvalidPolicy
+from roq.pubsub.scaling.what_if import PolicyReplay
 from roq.pubsub.scaling.what_if import replay as replay_kpis
+from roq.pubsub.start import Start
+from roq.runtime.log_output import visible
 from roq.wire.kpi import Decision, QueueKpi, from_json_line
 from roq.wire.policy import Policy, policy_from_toml
 
 app = typer.Typer(help="Scaling policies: write one, set, show, replay.", no_args_is_help=True)
+LINES_PER_STEP = 1000  # of the progress bar
 
 
 @app.command("init")
@@ -75,12 +83,45 @@ def show_policy(name: QueueArgument, cluster: ClusterOption = None, json: JsonOp
 
 @app.command("replay")
 def replay(
-    record: Annotated[Path, typer.Argument(metavar="KPIS.JSONL", help="What `roq queue kpis` printed.", show_default=False)],
-    policy: Annotated[Path, typer.Option(help="Scaling policy, a TOML file.", show_default=False)],
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="KPIS.JSONL|POLICY.TOML",
+            help="What `roq queue kpis` printed; with --queue the policy.",
+            show_default=False,
+        ),
+    ] = None,
+    policy: Annotated[Path | None, typer.Option(help="Scaling policy, a TOML file.", show_default=False)] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(
+            "--queue",
+            "-q",
+            help="Over the history of this queue, see `roq history`.",
+            show_default=False,
+            autocompletion=queue_names,
+        ),
+    ] = None,
+    since: SinceOption = None,
+    cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Tell what a policy would have decided on a recorded KPI stream."""
-    rules = read_policy(policy)
+    """Tell what a policy would have decided on a recorded KPI stream; over a queue's history (the last day of it unless told
+    otherwise), beside what was decided."""
+    if queue is not None:
+        if (file is None) == (policy is None):
+            raise typer.BadParameter("--queue needs a policy, one: `roq policy replay --queue QUEUE POLICY.TOML`")
+        replay_history(queue, since_of(since or "1d"), read_policy(file or policy or Path()), cluster, json)
+    elif file is None or policy is None:
+        raise typer.BadParameter("give KPIS.JSONL and --policy, or --queue and a policy")
+    elif since is not None:
+        raise typer.BadParameter("--since says from when on the history of a --queue is read")
+    else:
+        replay_file(file, read_policy(policy), json)
+
+
+def replay_file(record: Path, rules: Policy, json: bool) -> None:
+    """What `rules` would have decided on the KPIs in a file."""
     times: list[float] = []  # of the first record and the last
     decisions = replay_kpis(_noting(_records(record), times), rules)
     if json:
@@ -90,6 +131,59 @@ def replay(
     for decision in decisions:
         print(visible(_line(decision, times[0])))
     say(f"{len(decisions)} decisions" + (f" in {age(times[1] - times[0])} since {moment(times[0])}" if times else ""))
+
+
+class ReplayedDecision(Decision, frozen=True, kw_only=True):
+    """One line of a replay over a history. taken: it was taken; would: the policy would have taken it."""
+
+    taken: bool
+    would: bool
+
+
+def replay_history(queue: str, since: Start, rules: Policy, cluster: str | None, json: bool) -> None:
+    """What `rules` would have decided on the history of a queue, beside what was decided."""
+    times: list[float] = []
+
+    async def work(connected: Cluster) -> list[ReplayedDecision]:
+        course = PolicyReplay(rules)
+        with working(f"reading the history of {queue}"):
+            async for kpi in past_kpis(connected, queue, since):
+                times[:] = (times[0] if times else kpi.time, kpi.time)
+                course.see(kpi)
+            return beside(await past_decisions(connected, queue, since), course.decisions)
+
+    found = with_cluster(cluster, work)
+    if json:
+        for one in found:
+            print_json(one)
+        return
+    for one in found:
+        print(visible(f"{MARKS[one.taken, one.would]}  {_line(one, times[0] if times else one.time)}{_became(one)}"))
+    both = sum(one.taken and one.would for one in found)
+    taken, would = (sum(getattr(one, field) for one in found) for field in ("taken", "would"))
+    span = f" in {age(times[1] - times[0])} since {moment(times[0])}" if times else ": nothing was kept since then"
+    say(f"{counted(taken, 'decision')} taken, by the policy {would}, {both} of them the same{span}")
+
+
+MARKS = {(True, True): "both   ", (True, False): "taken  ", (False, True): "policy "}
+
+
+def beside(taken: Sequence[Decision], would: Sequence[Decision]) -> list[ReplayedDecision]:
+    """In order of time. The same action on the same record is the same decision; of one that was taken, what became of it."""
+    known = {(one.time, one.action): one for one in taken}
+    again = {(one.time, one.action) for one in would}
+    rows = [_replayed(one, True, key in again) for key, one in known.items()]
+    rows += [_replayed(one, False, True) for one in would if (one.time, one.action) not in known]
+    return sorted(rows, key=lambda row: row.time)
+
+
+def _replayed(one: Decision, taken: bool, would: bool) -> ReplayedDecision:
+    fields = {name: getattr(one, name) for name in Decision.__struct_fields__}
+    return ReplayedDecision(**fields, taken=taken, would=would)
+
+
+def _became(one: Decision) -> str:
+    return f"  → {one.outcome}" if one.outcome else ""
 
 
 def _noting(records: Iterator[QueueKpi], times: list[float]) -> Iterator[QueueKpi]:
@@ -108,8 +202,12 @@ def _line(decision: Decision, first: float) -> str:
 
 def _records(path: Path) -> Iterator[QueueKpi]:
     try:
-        with path.open() as lines:
+        with path.open() as lines, progressing("reading") as told:
+            size, read = path.stat().st_size, 0
             for number, line in enumerate(lines, 1):
+                read += len(line)
+                if number % LINES_PER_STEP == 0:
+                    told(path.name, read, size)
                 if line.strip():
                     yield _record(path, number, line)
     except (OSError, UnicodeDecodeError) as error:
@@ -132,8 +230,8 @@ class Field(NamedTuple):
     active: bool = True
 
 
-# The samples: an Exchange carries 3.7 million messages of 100 bytes a second on two cores (README, Measured), and a network of
-# 1 Gbit/s 125 MB/s. Memory is off because another Exchange does not free what other programs take.
+# The samples: an Exchange carries 3.7 million messages of 100 bytes a second on two cores (docs/benchmarks.md), and a network
+# of 1 Gbit/s 125 MB/s. Memory is off because another Exchange does not free what other programs take.
 FIELDS = {
     "exchange.max_messages_per_second": Field("messages/s", "coming in to one Exchange", 1_000_000),
     "exchange.max_bytes_per_second": Field("bytes/s", "coming in to one Exchange", 100_000_000),
@@ -143,17 +241,31 @@ FIELDS = {
         "messages/s", "average over the queue's Exchanges", 500_000, active=False
     ),
     "queue.max_publishers_per_exchange": Field("publishers", "average over the queue's Exchanges", 100, active=False),
+    "queue.max_subscribers_per_exchange": Field("subscribers", "of the queue, divided by its Exchanges", 50, active=False),
+    "target.max_latency_p99_seconds": Field("seconds", "from publishing to delivery, of most subscribers", 0.05, active=False),
+    "target.min_messages_per_second": Field(
+        "messages/s", "into the queue, while publishers are held up", 100_000, active=False
+    ),
+    "target.min_messages_per_second_per_publisher": Field(
+        "messages/s", "from each publisher that is held up", 1_000, active=False
+    ),
+    "group.max_lag_messages": Field("messages", "stored, and not in the group yet; reported only", 100_000, active=False),
+    "group.max_behind_seconds": Field("seconds", "age of what comes into the group next; reported only", 60.0, active=False),
+    "group.max_ready_seconds": Field("seconds", "that a message waits for a worker; reported only", 60.0, active=False),
     "bounds.min_exchanges": Field("Exchanges", "never fewer", 1),
     "bounds.max_exchanges": Field("Exchanges", "never more", 4),
     "bounds.cooldown_seconds": Field("seconds", "of rest after a change has taken effect", 5.0),
     "bounds.hysteresis": Field(
         "0 to 1", "scale in only when every limit would keep so much to spare with one Exchange less", 0.3
     ),
+    "bounds.credit": Field("factor", "and when the load was low for so many times as long as going and coming back take", 2.0),
 }
 TABLES = {
     "exchange": "What one Exchange carries at most. Above it: another Exchange, or publishers move to an emptier one.",
     "host": "What a host may be used. Above it: publishers move to an Exchange on another host.",
     "queue": "Averages over all Exchanges of the queue. Above them: another Exchange.",
+    "target": "What members shall see. Where it is missed: another Exchange, and a look whether that helps.",
+    "group": "What groups of a recorded queue shall keep to. Exchanges don't make them faster: it is told, nothing else.",
     "bounds": "Limits of the scaling itself.",
 }
 

@@ -22,8 +22,10 @@ import msgspec
 import typer
 
 from roq.cli.address import ClusterOption, JsonOption, QueueArgument, with_cluster
-from roq.cli.headers import HeaderOption, headers_of, headers_row, text_row
+from roq.cli.completion import group_names
+from roq.cli.headers import HeaderOption, headers_row, message_headers_of, text_row
 from roq.cli.output import counted, print_json, say
+from roq.cli.progress import Told, how_far, progressing, untold
 from roq.cli.quantities import EARLIEST, group_start, start_of
 from roq.client.cluster import Cluster
 from roq.client.group import GroupSubscriber
@@ -88,6 +90,7 @@ GroupOption = Annotated[
         metavar="NAME",
         help="Be a member of this group of a recorded queue: ack what was printed. A group is made if it is missing.",
         show_default=False,
+        autocompletion=group_names,
     ),
 ]
 
@@ -108,6 +111,17 @@ class ConfirmLevel(StrEnum):
     STORED = STORED
 
 
+ProducerOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Line n is message n of this name: begin behind the last one that is stored. Restarted with the same input, "
+        "each line counts once (recorded queues; implies --confirm stored).",
+        show_default=False,
+    ),
+]
+
+
 def pub(
     queue: QueueArgument,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic of all messages.", show_default=False)],
@@ -116,18 +130,27 @@ def pub(
     confirm: Annotated[
         ConfirmLevel, typer.Option(help="Wait until all were handed on, or are stored, too (recorded queues).")
     ] = ConfirmLevel.ROUTED,
+    producer: ProducerOption = None,
     json: JsonOption = False,
 ) -> None:
     """Publish a message per line of standard input; tell how many on standard error."""
     topic_bytes(topic)  # a wrong topic or header is refused before anything is connected
-    headers = headers_of(header)
+    headers = message_headers_of(header)
+    confirm = confirm if producer is None else ConfirmLevel.STORED
 
     async def work(connected: Cluster) -> None:
         receipt = None
-        async with connected.publisher(queue, confirm=confirm) as publisher:
+        async with connected.publisher(queue, confirm=confirm, producer=producer) as publisher:
+            skip = publisher.number if producer is not None else 0
+            if skip:
+                say(f"roq pub: {counted(skip, 'line')} of {producer} are stored, going on behind them")
             try:
-                async for lines in read_lines(STANDARD_INPUT, FRAME_BYTES_CEILING):
-                    await publisher.publish_many(topic, lines, headers)
+                with progressing("publishing") as told:
+                    so_far = how_far(told, STANDARD_INPUT)
+                    async for lines in read_lines(STANDARD_INPUT, FRAME_BYTES_CEILING):
+                        await publisher.publish_many(topic, lines[skip:], headers)
+                        skip = max(0, skip - len(lines))
+                        so_far()
                 receipt = await publisher.flush()
             finally:
                 _tell_published(publisher, confirm, receipt, json)
@@ -214,6 +237,7 @@ class MessageTally:
 
     def __init__(self, command: str, durable: str | None = None) -> None:
         self._command, self._durable = command, durable
+        self.told: Told = untold
         self.received = 0
         self.missing = 0
         self.expired = 0
@@ -288,6 +312,7 @@ async def _copy(batches: AsyncIterator[list[Message]], out: Output, tally: Messa
         wanted = batch[: count - tally.received] if count else batch
         await out.write(lines(wanted))
         tally.received += len(wanted)
+        tally.told("messages", tally.received, count)
         if tally.received == count:
             if len(wanted) == len(batch):
                 await _come_back(batches)

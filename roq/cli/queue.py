@@ -1,29 +1,33 @@
 """`roq queue …`: create, list, show, remove, start and stop queues, print their KPIs; planned changes of their Exchanges.
 
 Not covered: `roq queue record` and the options of a recorded queue (recording.py); what was recorded (tapes.py); groups of it
-(group.py); its durable subscribers (durables.py).
+(group.py); its durable subscribers (durables.py) and producers (producers.py).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Group, RenderableType
 
-from roq.cli import durables, group, recording, tapes
+from roq.cli import durables, group, producers, recording, tapes, template
 from roq.cli.address import ClusterOption, JsonOption, QueueArgument, with_cluster
+from roq.cli.completion import host_names, queue_names
+from roq.cli.history import SinceOption, history_view, since_of
 from roq.cli.output import moment, percent, print_found, print_json, rate, say, seconds, size, table, working, yes
 from roq.cli.policy import read_policy
 from roq.cli.recording import AckOption, BytesOption, CopiesOption, RecordOption, kept_as, recorded_how
 from roq.cli.status import exchange_table, queue_state, queue_table
+from roq.cli.template import FrameBytesOption, OverflowOption, PolicyOption, ReplicationOption
 from roq.client.cluster import Cluster
+from roq.client.history import read_history
 from roq.client.overview import MemberRow, QueueDetail, read_overview, read_queue, with_groups
 from roq.errors import CallError, ExchangeNotFound, PublisherNotFound, RoqError
+from roq.ids import is_reserved
 from roq.wire.assignment import Overflow
 from roq.wire.gcm import QueueInfo
 from roq.wire.kpi import Decision
@@ -37,7 +41,9 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-NamesArgument = Annotated[list[str], typer.Argument(metavar="QUEUE...", help="Names of queues.", show_default=False)]
+NamesArgument = Annotated[
+    list[str], typer.Argument(metavar="QUEUE...", help="Names of queues.", show_default=False, autocompletion=queue_names)
+]
 ExchangeArgument = Annotated[
     str, typer.Argument(metavar="EXCHANGE", help="Id of the Exchange, or how it begins.", show_default=False)
 ]
@@ -47,17 +53,14 @@ ExchangeArgument = Annotated[
 def create(  # noqa: PLR0913, PLR0917  one parameter per flag
     names: NamesArgument,
     cluster: ClusterOption = None,
-    overflow: Annotated[
-        Overflow, typer.Option(help="When a subscriber can't keep up: drop, or make publishers wait.")
-    ] = Overflow.DROP,
-    replication: Annotated[int, typer.Option(min=1, help="Monitors, each on a host of its own.")] = 1,
-    host: Annotated[str | None, typer.Option(help="Host to run it; else the least loaded one.", show_default=False)] = None,
-    policy: Annotated[
-        Path | None, typer.Option(help="Scaling policy, as `roq policy init` writes it.", show_default=False)
+    overflow: OverflowOption = Overflow.DROP,
+    replication: ReplicationOption = 1,
+    host: Annotated[
+        str | None,
+        typer.Option(help="Host to run it; else the least loaded one.", show_default=False, autocompletion=host_names),
     ] = None,
-    max_frame_bytes: Annotated[
-        int, typer.Option(min=1024, help="Largest frame, and so about the largest payload.")
-    ] = FRAME_BYTES_MAX,
+    policy: PolicyOption = None,
+    max_frame_bytes: FrameBytesOption = FRAME_BYTES_MAX,
     record: RecordOption = None,
     record_bytes: BytesOption = None,
     copies: CopiesOption = None,
@@ -102,19 +105,39 @@ def _tell_created(info: QueueInfo, existed: bool, rules: Policy | None, kept: Re
 
 
 @app.command("ls")
-def list_queues(cluster: ClusterOption = None, json: JsonOption = False) -> None:
+def list_queues(
+    cluster: ClusterOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="The cluster's own, too, see `roq history`.")] = False,
+    json: JsonOption = False,
+) -> None:
     """List queues with their rates."""
-    print_found(with_cluster(cluster, read_overview).queues, json, queue_table)
+    found = with_cluster(cluster, read_overview).queues
+    print_found(tuple(row for row in found if everything or not is_reserved(row.queue)), json, queue_table)
 
 
 @app.command("show")
-def show(name: QueueArgument, cluster: ClusterOption = None, json: JsonOption = False) -> None:
-    """Show a queue: settings, Exchanges, members, rates, and the last scaling decisions and why."""
+def show(
+    name: QueueArgument,
+    cluster: ClusterOption = None,
+    history: Annotated[
+        bool, typer.Option("--history", help="What happened to it, if `roq history` is on: load, Exchanges, decisions.")
+    ] = False,
+    since: SinceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show a queue: settings, Exchanges, members, rates, and the last scaling decisions and why. Or its --history, the last
+    hour of it unless told otherwise."""
+    if history:
+        begin = since_of(since or "1h")
+        print_found(with_cluster(cluster, lambda connected: read_history(connected, name, begin)), json, history_view)
+        return
+    if since is not None:
+        raise typer.BadParameter("--since goes with --history")
 
     async def work(connected: Cluster) -> QueueDetail:
         return await with_groups(connected, await read_queue(connected, name))
 
-    print_found(with_cluster(cluster, work), json, _detail)
+    print_found(with_cluster(cluster, work), json, detail_tables)
 
 
 @app.command("rm")
@@ -168,11 +191,14 @@ def kpis(
 
 
 app.add_typer(group.app, name="group")
+app.add_typer(template.app, name="template")
 app.command("record")(recording.record)
 app.command("read")(tapes.read)
 app.command("tapes")(tapes.list_tapes)
 app.command("durables")(durables.list_durables)
 app.command("forget-durable")(durables.forget)
+app.command("producers")(producers.list_producers)
+app.command("forget-producer")(producers.forget)
 
 
 @app.command("move")
@@ -211,7 +237,8 @@ def add_exchange(
     queue: QueueArgument,
     cluster: ClusterOption = None,
     host: Annotated[
-        str | None, typer.Option(help="Host to run it; else the one with most free slots.", show_default=False)
+        str | None,
+        typer.Option(help="Host to run it; else the one with most free slots.", show_default=False, autocompletion=host_names),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -268,7 +295,7 @@ def find_publishers(view: QueueView, wanted: list[str], target: str) -> list[int
     return chosen
 
 
-def _detail(detail: QueueDetail) -> RenderableType:
+def detail_tables(detail: QueueDetail) -> RenderableType:
     """Everything about one queue."""
     row = detail.summary
     lines = [

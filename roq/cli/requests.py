@@ -7,7 +7,8 @@ import contextlib
 import os
 import signal
 import sys
-from typing import Annotated
+from asyncio.subprocess import PIPE
+from typing import IO, Annotated
 
 import typer
 
@@ -100,20 +101,29 @@ async def _answer_all(responder: Responder, left: list[int], text: str | None, c
             say(f"roq serve: {type(error).__name__}: {error}")
 
 
+def _standard_input(payload: bytes) -> IO[bytes]:
+    """A file that is read from its beginning. No pipe: uvloop closes its end when the command has read nothing and is over, and
+    writing to it is a RuntimeError then."""
+    file = os.fdopen(os.memfd_create("roq-request", os.MFD_CLOEXEC), "w+b")
+    file.write(payload)
+    file.seek(0)
+    return file
+
+
 async def _run(request: Request, command: str) -> None:
     """The answer is what the command prints; it fails if that does, or takes longer than its caller waits."""
     surroundings = {**os.environ, "ROQ_TOPIC": request.topic}
-    pipe = asyncio.subprocess.PIPE
     try:
-        process = await asyncio.create_subprocess_shell(
-            command, stdin=pipe, stdout=pipe, stderr=pipe, env=surroundings, start_new_session=True
-        )
+        with _standard_input(request.payload) as file:
+            process = await asyncio.create_subprocess_shell(
+                command, stdin=file, stdout=PIPE, stderr=PIPE, env=surroundings, start_new_session=True
+            )
     except (OSError, ValueError) as error:  # no more processes, files or memory; or what no process can be given
         await request.fail(f"the command could not be run: {error}")
         return
     try:
         async with asyncio.timeout(max(0.001, request.seconds_left)):
-            output, errors = await process.communicate(request.payload)
+            output, errors = await process.communicate()
     except TimeoutError:
         await request.fail("the command took too long")
         return

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from roq.cli.address import JsonOption, OldPlaceArgument, cluster_address, either
+from roq.cli.address import JsonOption, OldPlaceArgument, either, entered
 from roq.cli.output import age, console, print_json, say, size, table, working
 from roq.errors import InvalidConfiguration
 from roq.runtime.installation import brought_by
@@ -26,7 +26,7 @@ PlaceOption = Annotated[
     typer.Option(
         "--cluster",
         "-c",
-        help="ZooKeeper addresses, h1:2181,h2:2181, or a folder; else ROQ_CLUSTER, the configuration file.",
+        help="ZooKeeper addresses, h1:2181,h2:2181, a context, or a folder; else ROQ_CLUSTER, the context in use.",
         show_default=False,
     ),
 ]
@@ -66,7 +66,8 @@ class ShuffleRow(msgspec.Struct):
     ranges: list[RangeRow]
 
 
-def _row(each: Description) -> ShuffleRow:
+def shuffle_row(each: Description) -> ShuffleRow:
+    """For people, and as JSON."""
     counted = bool(each.ranges) and all(part.size >= 0 for part in each.ranges)
     return ShuffleRow(
         each.name,
@@ -94,12 +95,12 @@ def _lower(part: Range) -> bytes:
 
 def _address(given: str | None) -> str:
     if given is None:
-        return f"roq://{cluster_address(None)}"
+        return f"roq://{entered(None)}"
     if "://" in given:
         return given
     if given.startswith(("/", ".", "~")) or os.path.isdir(given):
         return f"file://{os.path.abspath(os.path.expanduser(given))}"
-    return f"roq://{given}"
+    return f"roq://{entered(given)}"
 
 
 def _opened(cluster: str | None, old_place: str | None) -> Any:
@@ -118,7 +119,7 @@ def list_shuffles(cluster: PlaceOption = None, old_place: OldPlaceArgument = Non
     with working("asking"), _opened(cluster, old_place) as shuffles:
         found: list[Description] = shuffles.list()
     if json:
-        print_json([_row(msgspec.structs.replace(each, ranges=(), former=())) for each in found])
+        print_json([shuffle_row(msgspec.structs.replace(each, ranges=(), former=())) for each in found])
         return
     now = time.time()
     rows = [
@@ -140,7 +141,7 @@ def list_shuffles(cluster: PlaceOption = None, old_place: OldPlaceArgument = Non
 def show(name: NameArgument, cluster: PlaceOption = None, old_place: OldPlaceArgument = None, json: JsonOption = False) -> None:
     """Show one shuffle: state, progress, ranges and who holds them."""
     with working("asking"), _opened(cluster, old_place) as shuffles:
-        row = _row(shuffles.describe(name))
+        row = shuffle_row(shuffles.describe(name))
     _show(row, either(cluster, old_place), json)
 
 
@@ -190,5 +191,5 @@ def rebalance(
 ) -> None:
     """Cut a sealed shuffle anew; returns when its data has moved."""
     with working("moving data"), _opened(cluster, old_place) as shuffles:
-        row = _row(shuffles.rebalance(name, ranges))
+        row = shuffle_row(shuffles.rebalance(name, ranges))
     _show(row, either(cluster, old_place), json)

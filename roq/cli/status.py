@@ -1,25 +1,21 @@
-"""`roq status`: the cluster at one moment, or with --watch what changes. `roq top`: the same tables, live; with --json, or
-without a terminal, a JSON line per refresh."""
+"""`roq status`: the cluster at one moment, or with --watch what changes."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import itertools
 import time
 from typing import Annotated
 
 import typer
 from rich.console import Group, RenderableType
-from rich.live import Live
 from rich.text import Text
 
 from roq.cli.address import ClusterOption, JsonOption, with_cluster
-from roq.cli.output import console, percent, print_found, print_json, rate, seconds, size, table, visible
+from roq.cli.output import age, percent, print_found, print_json, rate, seconds, size, table
 from roq.client.broadcasts import TopologyChange, TopologyEvent
 from roq.client.cluster import Cluster
-from roq.client.overview import ExchangeRow, HostRow, Overview, QueueRow, read_overview
-from roq.errors import TemporaryError
+from roq.client.overview import ExchangeRow, HostRow, Overview, QueueRow, WorkQueueRates
+from roq.client.rolling import RollingOverview, read_cluster
+from roq.runtime.log_output import visible
 
 FOR_EVER = 0
 ID_SHOWN = 8  # characters of an Exchange's id: enough to name it in a command; --json has all
@@ -39,12 +35,20 @@ def status(
     json: JsonOption = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Then a line per change, until Ctrl-C.")] = False,
 ) -> None:
-    """Tell leader, hosts, queues and Exchanges of the cluster; or, with --watch, hosts, queues and Exchanges that come, go and
-    move, as they do."""
+    """Tell leader, hosts, queues, Exchanges, work queues and groups of the cluster; or, with --watch, what comes, goes and
+    moves, as it does."""
     if watch:
         with_cluster(cluster, print_json_events if json else print_events)
         return
-    print_found(with_cluster(cluster, read_overview), json, overview_tables)
+    print_found(with_cluster(cluster, _read), json, overview_tables)
+
+
+async def _read(connected: Cluster) -> Overview:
+    rolling = RollingOverview(connected, time.monotonic)
+    try:
+        return await read_cluster(connected, rolling)
+    finally:
+        rolling.close()
 
 
 async def print_json_events(connected: Cluster) -> None:
@@ -90,10 +94,19 @@ def overview_tables(found: Overview) -> Group:
     parts: list[RenderableType] = [head, "", host_table(found.hosts), "", queue_table(found.queues)]
     if found.exchanges:
         parts += ["", exchange_table(found.exchanges)]
+    if found.work_queues:
+        parts += ["", work_queue_table(found.work_queues)]
     if found.failed:
         rows = [(one.host, one.process, str(one.restarts), one.error) for one in found.failed]
         parts += ["", table("Failed processes", ("HOST", "PROCESS", ">RESTARTS", "ERROR"), rows)]
     return Group(*parts)
+
+
+def host_state(row: HostRow) -> str:
+    """One word."""
+    if not row.alive:
+        return "away"
+    return "leaving" if row.leaving else "cordoned" if row.draining else "alive"
 
 
 def host_table(hosts: tuple[HostRow, ...]) -> RenderableType:
@@ -102,7 +115,7 @@ def host_table(hosts: tuple[HostRow, ...]) -> RenderableType:
         (
             row.host,
             row.address,
-            "cordoned" if row.draining and row.alive else "alive" if row.alive else "away",
+            host_state(row),
             f"{row.exchanges}/{row.exchanges_max}",
             str(row.monitors),
             str(row.processes),
@@ -148,6 +161,23 @@ def queue_state(row: QueueRow) -> str:
     return "ready" if row.ready else "not ready"
 
 
+def work_queue_table(found: tuple[WorkQueueRates, ...]) -> RenderableType:
+    """Work queues, and groups."""
+    rows = [
+        (
+            row.name,
+            row.master,
+            *("?" if row.problem else f"{count:,}" for count in (row.waiting, row.leased, row.dead, row.completed, row.missed)),
+            age(row.oldest_seconds),
+            "-" if row.lag is None else f"{row.lag:,}",
+            row.problem,
+        )
+        for row in found
+    ]
+    columns = ("NAME", "MASTER", ">WAITING", ">LEASED", ">DEAD", ">DONE", ">MISSED", ">OLDEST", ">LAG", "PROBLEM")
+    return table("Work queues and groups", columns, rows)
+
+
 def exchange_table(exchanges: tuple[ExchangeRow, ...]) -> RenderableType:
     """Exchanges."""
     rows = [
@@ -168,36 +198,3 @@ def exchange_table(exchanges: tuple[ExchangeRow, ...]) -> RenderableType:
     ]
     columns = ("QUEUE", "EXCHANGE", "HOST", "STATE", ">PUB", ">SUB", ">IN/s", ">IN B/s", ">OUT B/s", ">CPU", ">MEMORY")
     return table("Exchanges", columns, rows, gap=1)  # fits into 80 characters
-
-
-def top(
-    cluster: ClusterOption = None,
-    json: JsonOption = False,
-    every: Annotated[float, typer.Option(min=0.2, max=60.0, help="Seconds between refreshes.")] = 1.0,
-    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after so many refreshes; 0: never.")] = FOR_EVER,
-) -> None:
-    """Watch queues, Exchanges, rates, lag, losses and hosts. Ctrl-C ends it."""
-
-    async def work(connected: Cluster) -> None:
-        out = console()
-        plain = json or not out.is_terminal
-        start = Text("asking the cluster…")
-        with contextlib.nullcontext() if plain else Live(start, console=out, screen=True, auto_refresh=False) as live:
-            for shown in itertools.count(1):
-                if isinstance(live, Live):
-                    live.update(await _tables(connected), refresh=True)
-                else:
-                    print_json(await read_overview(connected))
-                if shown == count:
-                    return
-                await asyncio.sleep(every)
-
-    with_cluster(cluster, work)
-
-
-async def _tables(cluster: Cluster) -> RenderableType:
-    """The tables, or what is wrong: a GCM that changes must not end the display."""
-    try:
-        return overview_tables(await read_overview(cluster))
-    except TemporaryError as error:
-        return Text(f"{type(error).__name__}: {error}", style="red")

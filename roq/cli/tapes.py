@@ -8,8 +8,10 @@ import msgspec
 import typer
 from rich.console import RenderableType
 
-from roq.cli.address import ClusterOption, JsonOption, QueueArgument, with_cluster
+from roq.cli.address import ClusterOption, JsonOption, QueueArgument, entered, with_cluster
+from roq.cli.arrow import write_arrow
 from roq.cli.output import moment, print_found, table
+from roq.cli.progress import progressing_beside
 from roq.cli.pub_sub import EVERYTHING, MessageJsonOption, MessageTally, TopicsArgument, WhereOption, print_messages
 from roq.cli.quantities import EARLIEST, start_of
 from roq.cli.status import ID_SHOWN
@@ -17,8 +19,13 @@ from roq.client.cluster import Cluster
 from roq.log.replicated.metadata import LogMeta, SegmentState
 from roq.wire.assignment import from_json
 from roq.wire.gcm import TapeView
+from roq.workqueue.address import queue_address
 
 LIVE, ENDING, ENDED = "live", "ending", "ended"
+MoreTopicsOption = Annotated[
+    list[str] | None,
+    typer.Option("--topic", metavar="TOPIC", help="As a topic behind the queue; may be repeated.", show_default=False),
+]
 
 
 class TapeRow(msgspec.Struct, frozen=True):
@@ -49,6 +56,7 @@ def read(
         ),
     ] = EARLIEST,
     where: WhereOption = "",
+    more: MoreTopicsOption = None,
     count: Annotated[
         int,
         typer.Option(
@@ -56,16 +64,31 @@ def read(
         ),
     ] = 0,
     json: MessageJsonOption = False,
+    arrow: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|-",
+            help="Write an Arrow IPC file instead, or an Arrow stream to standard output (-).",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Print what was recorded, up to the present. Standard error tells what was lost, and where to go on."""
     begin, tally = start_of(since), MessageTally("roq queue read")
+    wanted = [*(topics or ()), *(more or ())]
+    if arrow is not None:
+        if json or count:
+            raise typer.BadParameter("--arrow writes all there is, as Arrow: not with --json or --count")
+        address = queue_address(entered(cluster), queue)
+        write_arrow(arrow, address, wanted, begin, where, tally)
+        return
 
     async def work(connected: Cluster) -> None:
-        wanted = topics or [EVERYTHING]
-        make = connected.subscriber
-        async with make(queue, *wanted, on_lost=tally.lost, start=begin, follow=False, where=where) as subscriber:
+        make, filters = connected.subscriber, wanted or [EVERYTHING]
+        async with make(queue, *filters, on_lost=tally.lost, start=begin, follow=False, where=where) as subscriber:
             try:
-                await print_messages(subscriber, tally, json, count)
+                with progressing_beside("reading") as tally.told:
+                    await print_messages(subscriber, tally, json, count)
             finally:
                 tally.tell("read", subscriber, "--since")
 

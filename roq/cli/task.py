@@ -15,10 +15,12 @@ import msgspec
 import typer
 
 from roq.blocking import WorkQueue, open_queue
-from roq.cli import task_move, task_watch
+from roq.cli import task_move, task_shards, task_watch
 from roq.cli.address import ClusterOption, JsonOption, OldPlaceArgument, cluster_address, either, with_cluster
+from roq.cli.completion import work_queue_names
 from roq.cli.headers import HeaderOption, headers_of, headers_row
 from roq.cli.output import age, console, counted, print_json, say, table, working, yes
+from roq.cli.progress import how_far, progressing_beside
 from roq.cli.task_address import (
     AddressArgument,
     CountOption,
@@ -36,13 +38,14 @@ from roq.errors import CallError, InvalidAddress, LeaseLost, PayloadTooLarge, Ta
 from roq.wire.gcm import WorkQueueInfo
 from roq.wire.task import NewTask, TaskState, TaskView
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.address import QueueAddress, parse, queue_address
+from roq.workqueue.address import QueueAddress, parse, queue_address, without_password
 
 app = typer.Typer(help="Work queues: put, lease, ack, watch, move; list and remove those of a cluster.", no_args_is_help=True)
 dead_app = typer.Typer(help="Dead letters: list, requeue, remove.", no_args_is_help=True)
 app.add_typer(dead_app, name="dead")
 app.command("watch")(task_watch.watch)
 app.command("move")(task_move.move)
+app.command("shards")(task_shards.shards)
 
 BLOCK_BYTES = 1024 * 1024  # read from standard input at once
 STANDARD_INPUT = 0
@@ -52,7 +55,10 @@ OldSecondsOption = Annotated[float | None, typer.Option("-s", hidden=True)]  # e
 IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="[ID…]", help="Which ones.", show_default=False)]
 AllOption = Annotated[bool, typer.Option("--all", help="All of them.")]
 AddressesArgument = Annotated[
-    list[str], typer.Argument(metavar="ADDRESS…", help="roq://zk1:2181,zk2:2181/name.", show_default=False)
+    list[str],
+    typer.Argument(
+        metavar="ADDRESS…", help="roq://zk1:2181,zk2:2181/name.", show_default=False, autocompletion=work_queue_names
+    ),
 ]
 
 
@@ -110,6 +116,7 @@ def create(
     ack_quorum: Annotated[int | None, typer.Option(help="Of them, that have it before a put returns (roq: only).")] = None,
     standbys: Annotated[int | None, typer.Option(help="Masters in waiting, on other hosts (roq: only).")] = None,
     inline_bytes: Annotated[int | None, typer.Option(help="Payloads from here on go straight to a store (roq: only).")] = None,
+    shards: Annotated[int | None, typer.Option(help="Masters that share the tasks of a new queue (roq: only).")] = None,
 ) -> None:
     """Make a queue with settings of its own; again with the same ones, nothing happens. `put` makes one with the defaults."""
     where = full_address(address)
@@ -123,8 +130,9 @@ def create(
         ack_quorum=ack_quorum,
         standbys=standbys,
         inline_bytes=inline_bytes,
+        shards=shards,
     ) as queue:
-        say(f"{done} {where}: {settings_text(queue.settings)}")
+        say(f"{done} {without_password(where)}: {settings_text(queue.settings)}")
 
 
 @app.command("put")
@@ -141,11 +149,13 @@ def put(
     if dedup_key and len(payloads or ()) != 1:
         raise CallError("--dedup-key goes with one payload as argument")
     count, headers = 0, headers_of(header)
-    with open_queue(full_address(address)) as queue:
-        given = [os.fsencode(one) for one in payloads or ()]
+    with open_queue(full_address(address)) as queue, progressing_beside("putting") as told:
+        given, so_far = [os.fsencode(one) for one in payloads or ()], how_far(told, STANDARD_INPUT)
         for part in [given] if given else _lines(queue):
             ids = queue.put_many(NewTask(line, delay, priority, dedup_key, headers) for line in part)
             count += len(ids)
+            if not given:
+                so_far()
             if json:
                 for one in ids:
                     print_json({"id": one})
@@ -267,7 +277,7 @@ def status(address: AddressArgument, json: JsonOption = False) -> None:
     with opened(address) as queue:
         found, settings = queue.status(), queue.settings
     if json:
-        print_json(StatusRow(full_address(address), counts(found), settings))
+        print_json(StatusRow(without_password(full_address(address)), counts(found), settings))
         return
     left = found.ready + found.delayed + found.leased
     share = f" ({left / found.inserted:.0%} left)" if found.inserted else ""
@@ -279,10 +289,14 @@ def status(address: AddressArgument, json: JsonOption = False) -> None:
         ("completed", f"{found.completed:,}"),
         ("inserted", f"{found.inserted:,}{share}"),
         ("oldest ready", age(found.oldest_seconds)),
+        *([("expired", f"{found.expired:,}")] if found.expired else []),
         *([] if found.behind_seconds is None else [("behind its queue", age(found.behind_seconds))]),
+        *([("on the tapes still", f"{found.lag:,}")] if found.lag >= 0 else []),
+        *([("gaps in what came", f"{found.missed:,}")] if found.missed else []),
+        *([("of transactions, not on tapes yet", f"{found.outgoing:,}")] if found.outgoing else []),
         ("settings", settings_text(settings)),
     ]
-    console().print(table(full_address(address), ("TASKS", ""), rows))
+    console().print(table(without_password(full_address(address)), ("TASKS", ""), rows))
 
 
 @app.command("peek")
@@ -403,7 +417,7 @@ def remove_dead(address: AddressArgument, ids: IdsArgument = None, everything: A
 class WorkQueueRow(msgspec.Struct):
     """A work queue for JSON. ready: its master serves; standbys: their hosts, standbys_wanted of them; copies: stores that keep
     each task; needed: that must have it before a put returns; inline_bytes: payloads from this size on go straight
-    to a store."""
+    to a store; shards: that take tasks. master, term, standbys: of the first one."""
 
     name: str
     address: str
@@ -417,6 +431,7 @@ class WorkQueueRow(msgspec.Struct):
     created: float
     standbys_wanted: int
     inline_bytes: int
+    shards: int
 
 
 def _row(info: WorkQueueInfo, zookeeper: str) -> WorkQueueRow:
@@ -434,6 +449,7 @@ def _row(info: WorkQueueInfo, zookeeper: str) -> WorkQueueRow:
         record.created,
         record.standbys,
         spec.inline_bytes,
+        len(record.shards.open) if record.shards is not None else 1,
     )
 
 
@@ -450,10 +466,13 @@ def list_queues(cluster: ClusterOption = None, old_cluster: OldPlaceArgument = N
         print_json(rows)
         return
     cells = [
-        (row.name, yes(row.ready), row.master, str(row.term), ", ".join(row.standbys) or "-", str(row.copies), row.address)
+        (
+            *(row.name, yes(row.ready), str(row.shards), row.master, str(row.term)),
+            *(", ".join(row.standbys) or "-", str(row.copies), row.address),
+        )
         for row in rows
     ]
-    columns = ("WORK QUEUE", "SERVES", "MASTER", ">TERM", "STANDBYS", ">COPIES", "ADDRESS")
+    columns = ("WORK QUEUE", "SERVES", ">SHARDS", "MASTER", ">TERM", "STANDBYS", ">COPIES", "ADDRESS")
     console().print(table("", columns, cells))
 
 
@@ -470,5 +489,6 @@ def remove(addresses: AddressesArgument) -> None:
 def _in_cluster(address: str) -> QueueAddress:
     place = parse(full_address(address))
     if place.scheme != "roq":
-        raise InvalidAddress(f"{address!r} is not in a cluster: that queue goes with its folder, {place.path}")
+        goes = f"its folder, {place.path}" if place.scheme in ("file", "log") else "the log that its server keeps"
+        raise InvalidAddress(f"{without_password(address)!r} is not in a cluster: that queue goes with {goes}")
     return place

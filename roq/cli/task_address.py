@@ -12,12 +12,15 @@ import typer
 
 from roq.blocking import WorkQueue, open_queue
 from roq.cli.address import CONNECT_SECONDS
-from roq.cli.output import age, visible
+from roq.cli.completion import work_queue_names
+from roq.cli.output import age
+from roq.cli.which import choose, take_card
 from roq.client.cluster import connect
 from roq.errors import InvalidAddress, WorkQueueNotFound
+from roq.runtime.log_output import visible
 from roq.wire.task import Status
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.address import SCHEMES, QueueAddress, folder_address, parse
+from roq.workqueue.address import LOGS, SCHEMES, QueueAddress, folder_address, log_exists, parse, queue_address
 from roq.workqueue.contract import ClusterSettings
 
 SHOWN_CHARACTERS = 60  # of a payload or an error in a table
@@ -26,21 +29,29 @@ AddressArgument = Annotated[
     str,
     typer.Argument(
         metavar="ADDRESS",
-        help="A folder, or file:///dir, log:///dir, roq://zk1:2181,zk2:2181/name, which may end in ?OPTION=VALUE&….",
+        help="A folder, or file:///dir, log:///dir, roq://zk1:2181,zk2:2181/name, postgresql://user@host/database?queue=name, "
+        "jetstream://host:4222/name, which may end in ?OPTION=VALUE&…; "
+        "or the name of a work queue of the cluster that ROQ_CLUSTER or the context in use says.",
         show_default=False,
+        autocompletion=work_queue_names,
     ),
 ]
 CountOption = Annotated[int, typer.Option("--count", "-n", min=1, help="At most so many.")]
 
 
 def full_address(given: str) -> str:
-    """A folder's path becomes its file: address. Raises InvalidAddress."""
+    """A folder's path becomes its file: address, the name alone that of a work queue of the cluster that was chosen. Raises
+    InvalidAddress."""
     if given.partition(":")[0] in SCHEMES:
         if given.startswith("memory:"):
             raise InvalidAddress("memory: is a queue within one program; a command can't see another program's")
         return given
     if given.startswith(("/", ".", "~")) or os.path.isdir(given):
         return folder_address(os.path.abspath(os.path.expanduser(given)))
+    choice = choose(None)
+    if choice is not None and "/" not in given and ":" not in given:
+        take_card(choice)
+        return queue_address(choice.address, given)
     parse(given)  # raises, and tells what an address looks like
     return given
 
@@ -66,6 +77,8 @@ def _check_exists(place: QueueAddress) -> None:
     needed = {"file": os.path.join(place.path, "queue"), "log": place.path}.get(place.scheme)
     if needed is not None and not (os.path.isdir(needed) and (place.scheme == "file" or os.listdir(needed))):
         raise WorkQueueNotFound(f"there is no work queue in {place.path}")
+    if place.scheme in LOGS and not log_exists(place):
+        raise WorkQueueNotFound(f"there is no work queue {place.path!r} in {place.place}")
     if place.scheme == "roq":
         asyncio.run(_known(place))
 
@@ -98,10 +111,16 @@ def shown(value: bytes | str) -> str:
 
 
 def counts(status: Status) -> dict[str, float | None]:
-    """For JSON. behind_seconds: of a group alone."""
+    """For JSON. behind_seconds, lag (None: not known), expired, missed: of a group alone; outgoing: while there are any."""
     names = ("ready", "delayed", "leased", "dead", "completed", "inserted", "oldest_seconds")
-    behind = {} if status.behind_seconds is None else {"behind_seconds": status.behind_seconds}
-    return {name: getattr(status, name) for name in names} | behind
+    found = {name: getattr(status, name) for name in names}
+    if status.outgoing:
+        found["outgoing"] = status.outgoing
+    if status.behind_seconds is None:
+        return found
+    lag = status.lag if status.lag >= 0 else None
+    group = {"behind_seconds": status.behind_seconds, "lag": lag, "expired": status.expired, "missed": status.missed}
+    return {**found, **group}
 
 
 def settings_text(settings: TaskSettings) -> str:

@@ -18,9 +18,12 @@ import typer
 
 from roq.blocking import Task, WorkQueue, open_queue
 from roq.cli.address import JsonOption
+from roq.cli.completion import work_queue_names
 from roq.cli.output import counted, print_json, say
+from roq.cli.progress import Told, progressing
 from roq.cli.task_address import full_address, opened, settings_text
 from roq.errors import CallError, WorkQueueConflict
+from roq.wire.headers import OWN_PREFIX
 from roq.wire.store import ENTRY_BYTES_MAX
 from roq.wire.task import NewTask
 from roq.wire.work_queue import TaskSettings
@@ -46,7 +49,12 @@ class TasksMoved(msgspec.Struct):
 
 
 def move(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="An address, as of other commands.", show_default=False)],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FROM", help="An address, as of other commands.", show_default=False, autocompletion=work_queue_names
+        ),
+    ],
     target: Annotated[
         str, typer.Argument(metavar="TO", help="Where to; made with the settings of FROM if it is new.", show_default=False)
     ],
@@ -64,7 +72,8 @@ def move(
         stopped_by_signals(stop.set),
     ):
         try:
-            _carry(giver, taker, done, stop, follow=follow)
+            with progressing("moving") as told:
+                _carry(giver, taker, done, stop, told, follow=follow)
             done.dead_left = giver.status().dead
         finally:
             letters = f"; {done.dead_left} dead letters stay" if done.dead_left else ""
@@ -94,12 +103,17 @@ def _taker(address: str, settings: TaskSettings) -> WorkQueue:
 
 
 def _headers(task: Task) -> dict[str, str | bytes]:
-    """Those of a group's message say its topic."""
-    return {"topic": task.topic, **task.headers} if task.topic else task.headers
+    """Those of a group's message say its topic; what it said to groups alone is left out."""
+    headers = {name: value for name, value in task.headers.items() if not name.startswith(OWN_PREFIX)}
+    return {"topic": task.topic, **headers} if task.topic else headers
 
 
-def _carry(giver: WorkQueue, taker: WorkQueue, done: TasksMoved, stop: threading.Event, *, follow: bool) -> None:
+def _carry(
+    giver: WorkQueue, taker: WorkQueue, done: TasksMoved, stop: threading.Event, progress: Told, *, follow: bool
+) -> None:
     count, wait, told = FIRST_COUNT, 0.0, False
+    status = giver.status()
+    total = status.ready + status.delayed + status.leased
     while not stop.is_set():
         tasks = giver.lease(LEASE_SECONDS, count, wait)
         if not tasks:
@@ -122,6 +136,7 @@ def _carry(giver: WorkQueue, taker: WorkQueue, done: TasksMoved, stop: threading
             raise
         done.again += len(giver.ack_many(tasks))
         done.moved += len(tasks)
+        progress("tasks", done.moved, max(total, done.moved))
         mean = max(1, sum(len(task.payload) for task in tasks) // len(tasks))
         count = max(1, min(LEASE_COUNT_MAX, BATCH_BYTES // mean))
     done.stopped = True

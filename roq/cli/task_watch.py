@@ -188,6 +188,8 @@ class _Watch:
             ("ready / delayed / leased", f"{status.ready:,} / {status.delayed:,} / {status.leased:,}"),
             ("completed / inserted", f"{status.completed:,} / {status.inserted:,}"),
             ("dead", f"{status.dead:,}"),
+            *([("expired", f"{status.expired:,}")] if status.expired else []),
+            *([("on the tapes still", f"{status.lag:,}")] if status.lag >= 0 else []),
             ("oldest ready", age(status.oldest_seconds)),
             ("completed per second", rate(speed.completed_per_second)),
             ("inserted per second", rate(speed.inserted_per_second)),

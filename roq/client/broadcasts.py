@@ -1,13 +1,15 @@
 """What a cluster broadcasts: its topology as it changes (hosts, queues, work queues, where processes are), and queues' KPIs.
 
-The leading GCM broadcasts the whole cluster, soon after each change and every few seconds (roq/wire/gcm.py); what changed is
-found here, by comparing it with the one before. A broadcast may be missed, a reader may be slow: what happened in between is
-told then, as one step. Not covered: health (overview.py).
+The leading GCM broadcasts what has changed, soon after each change, and every few seconds that nothing has
+(roq/wire/topology.py); what that means is found here, by comparing the whole with the one before. A broadcast may be missed, a
+reader may be slow: the whole is asked for then, and what happened in between told as one step. Not covered: health
+(overview.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
@@ -26,12 +28,16 @@ from roq.runtime.observe import Counters, Refusals, logger
 from roq.wire import kpi
 from roq.wire.assignment import MonitorAddress
 from roq.wire.decoding import UNDECODABLE
-from roq.wire.gcm import BROADCAST_TOPIC, ClusterView, GetCluster, LeaderAddress
+from roq.wire.gcm import ClusterView, GetCluster, LeaderAddress
+from roq.wire.topology import CHANGES_TOPIC, TopologyDelta, applied
 
 K = TypeVar("K")
 SILENCE_SECONDS = 2.5  # without a broadcast, until it is asked whether another GCM leads; longer than between two broadcasts
 LOOK_SECONDS = 2.0  # one look at ZooKeeper
 VIEW_SECONDS = 5.0  # one question to the GCM
+DELTAS_KEPT = 100  # read ahead of a slow reader: 20 s of a cluster that never rests
+DELTA_BYTES_KEPT = 8 * 1024 * 1024  # of them together; two of the largest fit
+SPREAD_SECONDS = 1.0  # a follower that has to ask anew waits up to so long: others that missed the same ask as well
 RECORDS_KEPT = 60  # KPIs read ahead of a slow reader; older ones are dropped
 log = logger(__name__)
 
@@ -84,9 +90,14 @@ Tell = Callable[..., TopologyEvent]  # of a moment
 
 def changes(before: ClusterView | None, after: ClusterView) -> list[TopologyEvent]:
     """What happened between two views; of another leadership term, or the first: a snapshot. Pure."""
-    tell = partial(TopologyEvent, time=after.time, epoch=after.epoch)
     if before is None or before.epoch != after.epoch:
-        return [tell(Change.SNAPSHOT, view=after)]
+        return [TopologyEvent(Change.SNAPSHOT, time=after.time, epoch=after.epoch, view=after)]
+    return differences(before, after)
+
+
+def differences(before: ClusterView, after: ClusterView) -> list[TopologyEvent]:
+    """What happened between two views, whoever told them. Pure."""
+    tell = partial(TopologyEvent, time=after.time, epoch=after.epoch)
     return [*_hosts(before, after, tell), *_queues(before, after, tell), *_work_queues(before, after, tell)]
 
 
@@ -138,73 +149,112 @@ def _gone(old: Mapping[K, object], new: Mapping[K, object]) -> Iterator[K]:
     return (key for key in old if key not in new)
 
 
-class Latest:
-    """The newest broadcast that nobody has looked at, and no more: a reader that is slow keeps no others."""
+class Deltas:
+    """What the leader has told and nobody has looked at. A reader that is slow keeps DELTAS_KEPT of at most DELTA_BYTES_KEPT:
+    one is missing then, as if it had never come."""
 
     def __init__(self) -> None:
         self.came = asyncio.Event()
-        self._body: bytes | None = None
+        self._bodies: deque[bytes] = deque(maxlen=DELTAS_KEPT)
         self._refusals = Refusals(log, Counters())
 
     def told(self, messages: list[list[bytes]]) -> None:
         """Messages of the broadcast."""
-        self._body = messages[-1][-1]
+        self._bodies.extend(parts[-1] for parts in messages)
+        while len(self._bodies) > 1 and sum(map(len, self._bodies)) > DELTA_BYTES_KEPT:
+            self._bodies.popleft()
         self.came.set()
 
-    def take(self) -> ClusterView | None:
-        """None if there is none, or none that can be read."""
-        body, self._body = self._body, None
+    def take(self) -> list[TopologyDelta]:
+        """In order; those that can't be read are missing."""
+        bodies, found = list(self._bodies), list[TopologyDelta]()
+        self._bodies.clear()
         self.came.clear()
-        if body is None:
-            return None
-        try:
-            return msgspec.msgpack.decode(body, type=ClusterView)
-        except UNDECODABLE as error:
-            self._refusals.note("undecodable", error)
-            return None
+        for body in bodies:
+            try:
+                found.append(msgspec.msgpack.decode(body, type=TopologyDelta))
+            except UNDECODABLE as error:
+                self._refusals.note("undecodable", error)
+        return found
+
+
+class FollowedView:
+    """The whole cluster, followed from delta to delta. Pure. view: None until it is told whole (`begin`), and again when a
+    delta is missing. clock: steady seconds."""
+
+    def __init__(self) -> None:
+        self.view: ClusterView | None = None
+        self._begun = 0.0
+
+    def begin(self, view: ClusterView, clock: float) -> None:
+        """The whole, as it was answered."""
+        self.view, self._begun = view, clock
+
+    def take(self, delta: TopologyDelta, clock: float) -> None:
+        """The next one. One that was told before the whole was answered is in it, which is only believed for a while: clocks
+        step."""
+        view = self.view
+        if view is None or delta.epoch < view.epoch:
+            return
+        if delta.epoch == view.epoch and (delta.since == view.time or delta.since < view.time < delta.time):
+            self.view = applied(view, delta)
+        elif delta.epoch > view.epoch or delta.since > view.time or clock - self._begun > VIEW_SECONDS:
+            self.view = None
 
 
 async def topology_events(client: GcmClient) -> AsyncGenerator[TopologyEvent, None]:
     """For ever: a snapshot, then every change; a snapshot again under another GCM. While none leads, it is looked for."""
     last: ClusterView | None = None
+    async with aclosing(cluster_views(client)) as views:
+        async for view in views:
+            for event in changes(last, view):
+                yield event
+            last = view
+
+
+async def cluster_views(client: GcmClient) -> AsyncGenerator[ClusterView, None]:
+    """For ever the whole cluster, soon after each change and every few seconds, of one leader after the other. Who is slow
+    misses views, never the newest one. Raises Closed."""
+    epoch = 0
     while True:
         leader = await _leader(client)
-        latest = Latest()
-        link = SubscriberLink(f"tcp://{leader.host}:{leader.broadcast}", [BROADCAST_TOPIC], latest.told)
+        deltas = Deltas()
+        link = SubscriberLink(f"tcp://{leader.host}:{leader.broadcast}", [CHANGES_TOPIC], deltas.told)
         try:
-            async with aclosing(_views(client, leader, latest)) as views:
+            async with aclosing(_views(client, leader, deltas)) as views:
                 async for view in views:
-                    if last is not None and view.epoch < last.epoch:
-                        continue  # of a GCM that does not know yet that it leads no more
-                    for event in changes(last, view):
-                        yield event
-                    last = view
+                    if view.epoch >= epoch:  # else of a GCM that does not know yet that it leads no more
+                        epoch = view.epoch
+                        yield view
         finally:
             link.close()
 
 
-async def _views(client: GcmClient, leader: LeaderAddress, latest: Latest) -> AsyncGenerator[ClusterView, None]:
-    """Whole views, in order, as long as this GCM leads."""
-    known = await _ask(client)
-    if known is not None:
-        yield known
-    asked = time.monotonic()
+async def _views(client: GcmClient, leader: LeaderAddress, deltas: Deltas) -> AsyncGenerator[ClusterView, None]:
+    """Whole views, in order, as long as this GCM leads. One of an older version tells no deltas: it is asked after each
+    silence."""
+    followed, pause = FollowedView(), 0.0
     while True:
         _check_open(client)
+        if followed.view is None:
+            await asyncio.sleep(pause)
+            pause = random.uniform(0.0, SPREAD_SECONDS)
+            if (known := await _ask(client)) is not None:
+                followed.begin(known, time.monotonic())
+                yield known
         try:
             async with asyncio.timeout(SILENCE_SECONDS):
-                await latest.came.wait()
+                await deltas.came.wait()
         except TimeoutError:
             if await _leader(client) != leader:
                 return
-            known, asked = await _ask(client), time.monotonic()
-            if known is not None:
-                yield known
+            followed = FollowedView()
             continue
-        view = latest.take()
-        # A broadcast may be older than the answer that came meanwhile; soon after it none is.
-        if view is not None and (known is None or view.time >= known.time or time.monotonic() - asked > VIEW_SECONDS):
-            yield view
+        before = followed.view
+        for delta in deltas.take():
+            followed.take(delta, time.monotonic())
+        if followed.view is not None and followed.view is not before:
+            yield followed.view
 
 
 async def _ask(client: GcmClient) -> ClusterView | None:

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from types import TracebackType
 
 from roq.errors import Closed, InvalidConfiguration, WorkQueueNotFound
 from roq.ids import group_name
-from roq.pubsub.start import Start
+from roq.pubsub.start import Start, group_start
 from roq.pubsub.subscription import check_filter
 from roq.wire import gcm
-from roq.wire.recording import TapePosition
 from roq.wire.where import Where
 from roq.wire.work_queue import GroupOrder, GroupSource
 from roq.workqueue.contract import check_lease
@@ -30,7 +29,6 @@ from roq.workqueue.prefetch import Prefetch, Task
 from roq.workqueue.queue import WorkQueue
 
 LEASE_SECONDS = 60.0
-NOW = "now"
 
 
 def check_kind(group: str | None, order: str | None, leased: tuple[float, int], *, alone: bool) -> None:
@@ -50,7 +48,7 @@ def group_source(queue: str, topics: Iterable[str], order: str, start: Start, wh
     if where:
         Where(where)
     filters = tuple(check_filter(topic) for topic in topics) or (">",)
-    return GroupSource(queue, "", filters, GroupOrder(order), _start_text(start, now), where)
+    return GroupSource(queue, "", filters, GroupOrder(order), group_start(start, now), where)
 
 
 def join_request(
@@ -63,23 +61,6 @@ def join_request(
     begin: Start = "earliest" if start is None else start
     source = group_source(queue, topics, order or GroupOrder.TOPIC, begin, where, datetime.now(UTC))
     return gcm.CreateWorkQueue(group_name(queue, group), "", asked=asked, source=source)
-
-
-def _start_text(start: Start, now: datetime) -> str:
-    """As a group keeps it: a time says its zone, whoever reads it has another."""
-    try:
-        if isinstance(start, datetime):
-            return start.astimezone(UTC).isoformat()
-        if isinstance(start, timedelta):
-            return (now - start).astimezone(UTC).isoformat()
-    except (ValueError, OverflowError):
-        raise InvalidConfiguration(f"start is no time that this machine can tell: {start}") from None
-    if not isinstance(start, str | TapePosition):
-        raise InvalidConfiguration(f"start is a text, a datetime, a timedelta or a position, got {type(start).__name__}")
-    if start in ("live", "last"):
-        possible = "'now' (not 'live'), at 'earliest' (not 'last'), a datetime, a timedelta or a position"
-        raise InvalidConfiguration(f"a group starts {possible}")
-    return str(start)
 
 
 class GroupSubscriber:

@@ -6,7 +6,7 @@ queues, Exchanges and hosts alone. A source that does not answer has `roq_up` 0 
 
     cluster     roq_gcm_*, roq_host*, roq_queue_*, roq_messages_*, roq_exchange_*   labels: host; queue; exchange
     work queue  roq_tasks*, roq_oldest_ready_seconds                                labels: queue (its name, or its address)
-    group       the same, and roq_group_behind_seconds                              labels: queue (QUEUE@GROUP)
+    group       the same, and roq_group_behind_seconds, roq_group_lag_messages      labels: queue (QUEUE@GROUP)
 
 Not covered: what a host tells of its own processes (hcm/metrics.py).
 """
@@ -120,6 +120,9 @@ def _of_tasks(tasks: Mapping[str, Status]) -> Iterator[Metric]:
     oldest = GaugeMetricFamily("roq_oldest_ready_seconds", "Age of the oldest ready task, 0 if none is.", labels=("queue",))
     completed = CounterMetricFamily("roq_tasks_completed", "Tasks that were acked.", labels=("queue",))
     inserted = CounterMetricFamily("roq_tasks_inserted", "Tasks that were put.", labels=("queue",))
+    expired = CounterMetricFamily("roq_tasks_expired", "Messages whose time to live was over.", labels=("queue",))
+    lag = GaugeMetricFamily("roq_group_lag_messages", "Messages stored that are not in the group.", labels=("queue",))
+    missed = CounterMetricFamily("roq_group_missed", "Gaps: what expired before the group had it.", labels=("queue",))
     text = "Age of the message that comes into the group next, 0 if all are in it."
     behind = GaugeMetricFamily("roq_group_behind_seconds", text, labels=("queue",))
     for queue, status in sorted(tasks.items()):
@@ -128,6 +131,10 @@ def _of_tasks(tasks: Mapping[str, Status]) -> Iterator[Metric]:
         oldest.add_metric((queue,), status.oldest_seconds or 0.0)
         completed.add_metric((queue,), status.completed)
         inserted.add_metric((queue,), status.inserted)
+        expired.add_metric((queue,), status.expired)
+        if status.lag >= 0:
+            lag.add_metric((queue,), status.lag)
         if status.behind_seconds is not None:
             behind.add_metric((queue,), status.behind_seconds)
-    yield from (states, oldest, completed, inserted, behind)
+            missed.add_metric((queue,), status.missed)
+    yield from (states, oldest, completed, inserted, expired, behind, lag, missed)

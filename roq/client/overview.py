@@ -7,7 +7,7 @@ bytes, fractions 0..1. A queue whose Monitor does not answer is listed with `pro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -16,7 +16,7 @@ from roq.errors import CallError, RoqError
 from roq.ids import GROUP_MARK
 from roq.runtime.rpc import RpcPool
 from roq.wire import master
-from roq.wire.assignment import ProcessState
+from roq.wire.assignment import Leaving, ProcessState
 from roq.wire.gcm import ClusterView, HostInfo, QueueInfo, WorkQueueInfo
 from roq.wire.kpi import Decision, QueueKpi
 from roq.wire.monitor import QueueView
@@ -33,7 +33,8 @@ NOT_ASKED = "its Monitor was not asked: too many others do not answer"
 
 
 class HostRow(msgspec.Struct, frozen=True):
-    """One host. card_expires: seconds since 1970; 0: it has no card."""
+    """One host. card_expires: seconds since 1970; 0: it has no card. leaving: what goes to other hosts: "", "processes" or
+    "everything"."""
 
     host: str
     address: str
@@ -48,6 +49,7 @@ class HostRow(msgspec.Struct, frozen=True):
     cpu_fraction: float
     memory_fraction: float
     card_expires: float = 0.0
+    leaving: Leaving = Leaving.NOTHING
 
 
 class ExchangeRow(msgspec.Struct, frozen=True):
@@ -123,8 +125,30 @@ class FailedProcess(msgspec.Struct, frozen=True):
     error: str
 
 
+class WorkQueueRates(msgspec.Struct, frozen=True):
+    """A work queue, or a group: `queue` is its recorded queue, else "". ready: its master serves. waiting: tasks that nobody
+    leases. completed_per_second: between two looks. oldest_seconds: age of the oldest that may be leased, None if none may.
+    lag: messages not in the group yet, None if that is not known; missed: gaps in what came into it. problem: why its master
+    did not say; then what only it knows is as it was told last."""
+
+    name: str
+    queue: str
+    ready: bool
+    master: str
+    waiting: int = 0
+    leased: int = 0
+    dead: int = 0
+    completed: int = 0
+    completed_per_second: float = 0.0
+    oldest_seconds: float | None = None
+    lag: int | None = None
+    problem: str = ""
+    missed: int = 0
+
+
 class Overview(msgspec.Struct, frozen=True):
-    """The cluster at one moment. time: seconds since 1970."""
+    """The cluster at one moment. time: seconds since 1970. work_queues: groups among them, see rolling.py; empty where nobody
+    asked their masters."""
 
     time: float
     leader: str
@@ -133,12 +157,15 @@ class Overview(msgspec.Struct, frozen=True):
     queues: tuple[QueueRow, ...]
     exchanges: tuple[ExchangeRow, ...]
     failed: tuple[FailedProcess, ...]
+    work_queues: tuple[WorkQueueRates, ...] = ()
 
 
 class GroupRow(msgspec.Struct, frozen=True):
     """A group of a recorded queue. name: as a work queue. start: of its beginning. ready: its master serves. waiting: messages
-    in it that nobody leases; completed: since it was made. behind_seconds: how long ago the next message for it was written,
-    None if not known. problem: why its master did not say; then what only it knows is 0."""
+    in it that nobody leases, `delayed` of them for later; completed, expired, missed (gaps): since it was made. oldest_seconds:
+    age of the oldest that may be leased, None if none may. behind_seconds: how long ago the next message for it was written;
+    lag: messages on the tapes behind those in it, of whatever topics; None if not known. problem: why its master did not say;
+    then what only it knows is 0."""
 
     queue: str
     group: str
@@ -155,6 +182,11 @@ class GroupRow(msgspec.Struct, frozen=True):
     completed: int = 0
     behind_seconds: float | None = None
     problem: str = ""
+    lag: int | None = None
+    expired: int = 0
+    delayed: int = 0
+    oldest_seconds: float | None = None
+    missed: int = 0
 
 
 class QueueDetail(msgspec.Struct, frozen=True):
@@ -176,18 +208,17 @@ class QueueDetail(msgspec.Struct, frozen=True):
     groups: tuple[GroupRow, ...] = ()
 
 
-async def read_overview(cluster: Cluster) -> Overview:
-    """The cluster with every running queue's Monitor asked, unless too many hang. Raises RoqError only if no GCM answers."""
-    view = await cluster.view()
-    asking = _Asking()
-    answers = await asyncio.gather(*(_ask_monitor(cluster, info, asking) for info in view.queues))
-    found = list(zip(view.queues, answers, strict=True))
+async def read_overview(cluster: Cluster, view: ClusterView | None = None) -> Overview:
+    """The cluster with every running queue's Monitor asked, unless too many hang. view: what was just read of it; None: it is
+    read. Raises RoqError only if no GCM answers."""
+    view = view or await cluster.view()
+    found = list(zip(view.queues, await _ask_monitors(cluster, view.queues), strict=True))
     return Overview(
         time=view.time,
         leader=view.leader,
         epoch=view.epoch,
         hosts=host_rows(view.hosts),
-        queues=tuple(sorted((_queue_row(info, answer) for info, answer in found), key=lambda row: row.queue)),
+        queues=tuple(sorted((queue_row(info, answer) for info, answer in found), key=lambda row: row.queue)),
         exchanges=tuple(row for _, answer in found if isinstance(answer, QueueView) for row in _exchange_rows(answer)),
         failed=failed_processes(view),
     )
@@ -199,7 +230,7 @@ async def read_queue(cluster: Cluster, name: str) -> QueueDetail:
     answer = await _ask_monitor(cluster, info, _Asking())
     view = answer if isinstance(answer, QueueView) else None
     return QueueDetail(
-        summary=_queue_row(info, answer),
+        summary=queue_row(info, answer),
         max_frame_bytes=info.record.settings.max_frame_bytes,
         created=info.record.created,
         term=view.term if view else info.record.term,
@@ -212,6 +243,12 @@ async def read_queue(cluster: Cluster, name: str) -> QueueDetail:
         record=info.record.record,
         recorded=info.record.recorded,
     )
+
+
+async def read_rows(cluster: Cluster, infos: Iterable[QueueInfo]) -> tuple[QueueRow, ...]:
+    """These queues, in their order, each Monitor asked as for an Overview."""
+    found = list(infos)
+    return tuple(queue_row(info, answer) for info, answer in zip(found, await _ask_monitors(cluster, found), strict=True))
 
 
 async def with_groups(cluster: Cluster, detail: QueueDetail) -> QueueDetail:
@@ -234,7 +271,8 @@ async def read_groups(cluster: Cluster, queue: str) -> tuple[GroupRow, ...]:
             return "no master serves"
         async with gate:
             try:
-                return await masters.request(info.masters[0].endpoint(), master.GetStatus(), Status)
+                found = await masters.request(info.masters[0].endpoint(), master.GetStatus(), master.MasterStatus)
+                return found.counts()
             except RoqError as error:
                 return str(error)
 
@@ -263,6 +301,11 @@ def group_row(info: WorkQueueInfo, status: Status | str = "") -> GroupRow:
         dead=status.dead,
         completed=status.completed,
         behind_seconds=status.behind_seconds,
+        lag=status.lag if status.lag >= 0 else None,
+        expired=status.expired,
+        delayed=status.delayed,
+        oldest_seconds=status.oldest_seconds,
+        missed=status.missed,
     )
 
 
@@ -277,6 +320,13 @@ class _Asking:
     def __init__(self) -> None:
         self.gate = asyncio.Semaphore(MONITORS_ASKED_AT_ONCE)
         self.silent = 0
+
+
+async def _ask_monitors(cluster: Cluster, infos: Sequence[QueueInfo]) -> list[QueueView | str]:
+    """What each says, or why it does not. Thousands may be stopped: no task is made for those."""
+    asking, asked = _Asking(), [info for info in infos if info.record.running]
+    answers = iter(await asyncio.gather(*(_ask_monitor(cluster, info, asking) for info in asked)))
+    return [next(answers) if info.record.running else "" for info in infos]
 
 
 async def _ask_monitor(cluster: Cluster, info: QueueInfo, asking: _Asking) -> QueueView | str:
@@ -319,6 +369,7 @@ def _host_row(info: HostInfo) -> HostRow:
         cpu_fraction=info.cpu_fraction,
         memory_fraction=info.memory_fraction,
         card_expires=info.report.card_expires if info.report else 0.0,
+        leaving=info.leaving,
     )
 
 
@@ -332,7 +383,8 @@ def failed_processes(view: ClusterView) -> tuple[FailedProcess, ...]:
     )
 
 
-def _queue_row(info: QueueInfo, answer: QueueView | str) -> QueueRow:
+def queue_row(info: QueueInfo, answer: QueueView | str) -> QueueRow:
+    """answer: of its Monitor, or why there is none."""
     record = info.record
     row = QueueRow(
         queue=record.name,

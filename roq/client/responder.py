@@ -291,7 +291,7 @@ class Responder:
             async with asyncio.timeout(timeout_seconds):
                 await self._give_back()
         except (TimeoutError, RoqError) as error:
-            log.info("not all callers could be told", extra={"fields": {"queue": self.queue, "reason": str(error)}})
+            log.info("some callers were not notified", extra={"fields": {"queue": self.queue, "reason": str(error)}})
         finally:
             await self._leave(max(0.0, deadline - time.monotonic()))
 
@@ -359,7 +359,7 @@ class Responder:
     ) -> None:
         """See Request.reply."""
         if self._closing:
-            raise Closed("the responder was closed: the request's caller was told that it is lost")
+            raise Closed("the responder was closed: the request's caller gets ResponderLost")
         await self._publisher.publish(head.reply_to, payload, answer_headers(head.number, outcome, headers))
         self._held.end(request)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import select
 import socket
 import ssl
 import threading
@@ -128,11 +130,17 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
                 log.error("no TLS with ZooKeeper at %s: %s", kwargs["hostname"], error)
             raise
 
-    def select(self, *args: Any, **kwargs: Any) -> Any:
-        """As kazoo's; what TLS has opened already makes no socket readable."""
-        if ready := [one for one in args[0] if isinstance(one, ssl.SSLSocket) and one.pending()]:
+    def select(self, read: Sequence[Any], write: Sequence[Any], _: Sequence[Any], timeout: float | None = None) -> Any:
+        """As kazoo's, which makes an epoll descriptor for each call, and calls several times for each request. What TLS has
+        opened already makes no socket readable."""
+        if ready := [one for one in read if isinstance(one, ssl.SSLSocket) and one.pending()]:
             return ready, [], []
-        return super().select(*args, **kwargs)
+        poll = select.poll()
+        for sources, mask in ((read, select.POLLIN), (write, select.POLLOUT)):
+            for one in sources:
+                poll.register(one, mask)
+        told = {descriptor for descriptor, _ in poll.poll(None if timeout is None else math.ceil(timeout * 1000))}
+        return [one for one in read if one.fileno() in told], [one for one in write if one.fileno() in told], []
 
     def spawn(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> threading.Thread:
         """Run the connection loop and tell when it has ended, however that came."""
@@ -341,9 +349,10 @@ class KazooLink:
         return self._settled(self._client.set_acls_async(self._full(path), acl), path, lambda _: None)
 
     def _acl(self, path: str) -> list[Any] | None:
-        """What clients may read: who leads, and that there is a cluster. None: as everything else."""
+        """What clients may read: who leads, the tree's format, and that there is a cluster. None: as everything else."""
         full = self._full(path)
-        return self._public if full == self._full(paths.LEADER) or f"{self._chroot}/".startswith(f"{full}/") else None
+        told = full in {self._full(paths.LEADER), self._full(paths.FORMAT)}
+        return self._public if told or f"{self._chroot}/".startswith(f"{full}/") else None
 
     def _full(self, path: str) -> str:
         return full_path(self._chroot, path)

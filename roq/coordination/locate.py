@@ -34,6 +34,7 @@ from roq.runtime.rpc import OnDisconnect, RpcClient
 from roq.runtime.security import enter_cluster, leave_cluster
 from roq.wire import gcm as wire
 from roq.wire.assignment import from_json
+from roq.wire.tree_format import TreeFormat, read_format
 
 T = TypeVar("T", bound=msgspec.Struct)
 V = TypeVar("V")
@@ -59,6 +60,15 @@ async def read_election(zookeeper: str, timeout_seconds: float = 5.0) -> list[st
     Raises InvalidConfiguration, ZooKeeperUnavailable.
     """
     return await _with_session(zookeeper, timeout_seconds, lambda session: participants(session, paths.LATCH))
+
+
+async def read_tree_format(zookeeper: str, timeout_seconds: float = 5.0) -> TreeFormat:
+    """The format of what is written in ZooKeeper.
+
+    Raises InvalidConfiguration, ZooKeeperUnavailable, UnknownFormat (the node is damaged).
+    """
+    node = await _with_session(zookeeper, timeout_seconds, lambda session: session.get(paths.FORMAT))
+    return read_format(node.data if node is not None else None)
 
 
 async def _with_session(zookeeper: str, timeout_seconds: float, work: Callable[[Session], Awaitable[V]]) -> V:

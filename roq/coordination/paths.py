@@ -17,8 +17,13 @@ TRANSACTIONS = "transactions"
 LOGS = "logs"
 SHUFFLES = "shuffles"
 DURABLES = "durables"
+PRODUCERS = "producers"
 CLOUD = "cloud"
+FLEET = "cloud/fleet"  # roq.wire.fleet.FleetRecord
+MACHINES = "cloud/machines"
+OPTIONS = "options"  # of the whole cluster, roq.wire.options
 ACCESS = "access"  # the access list, signed by the cluster's authority
+FORMAT = "format"  # roq.wire.tree_format, written by the first leader that looks
 
 
 class TransactionKind(StrEnum):
@@ -30,7 +35,23 @@ class TransactionKind(StrEnum):
 
 
 # All there is.
-OWN = (GCM, "hcm-list", HOST_STATES, QUEUES, WORK_QUEUES, POLICIES, TRANSACTIONS, LOGS, SHUFFLES, DURABLES, CLOUD, ACCESS)
+OWN = (
+    GCM,
+    "hcm-list",
+    HOST_STATES,
+    QUEUES,
+    WORK_QUEUES,
+    POLICIES,
+    TRANSACTIONS,
+    LOGS,
+    SHUFFLES,
+    DURABLES,
+    PRODUCERS,
+    CLOUD,
+    OPTIONS,
+    ACCESS,
+    FORMAT,
+)
 # Persistent folders a new cluster starts with; the leading GCM makes them.
 SKELETON = (
     GCM,
@@ -45,7 +66,10 @@ SKELETON = (
     LOGS,
     SHUFFLES,
     DURABLES,
+    PRODUCERS,
     CLOUD,
+    MACHINES,
+    OPTIONS,
 )
 
 
@@ -134,14 +158,14 @@ def shuffle_part(id: str, name: str) -> str:
     return f"{SHUFFLES}/{id}/{name}"
 
 
-def durables(tapes: str) -> str:
-    """Folder of a queue's durable subscribers. tapes: the queue's part of the names of its tapes."""
-    return f"{DURABLES}/{tapes}"
+def held_names(root: str, tapes: str) -> str:
+    """Folder of a queue's names of one kind. root: DURABLES or PRODUCERS. tapes: the queue's part of the names of its tapes."""
+    return f"{root}/{tapes}"
 
 
-def durable(tapes: str, name: str) -> str:
-    """How far one durable subscriber has got."""
-    return f"{DURABLES}/{tapes}/{name}"
+def held_name(root: str, tapes: str, name: str) -> str:
+    """How far one durable subscriber, or one producer, has got."""
+    return f"{root}/{tapes}/{name}"
 
 
 def transactions(kind: TransactionKind) -> str:
@@ -152,6 +176,11 @@ def transactions(kind: TransactionKind) -> str:
 def transaction(kind: TransactionKind, id: str) -> str:
     """One unfinished transaction."""
     return f"{TRANSACTIONS}/{kind}/{id}"
+
+
+def machine(name: str) -> str:
+    """A machine that the provider was asked for."""
+    return f"{MACHINES}/{name}"
 
 
 def logs() -> str:

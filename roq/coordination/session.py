@@ -47,6 +47,7 @@ HOST_CONNECT_SECONDS_MAX = 1.0  # one silent ZooKeeper host must not cost the se
 CALL_SECONDS_MIN = 1.5  # a call's deadline is half a session, but a slow disk is allowed this much
 REREAD_SECONDS = 10.0
 CALLS_IN_FLIGHT = 128  # kazoo's wake-up pipe blocks the loop at about 280 unsent requests
+WATCH_READS_IN_FLIGHT = 32  # of them for watches: after a reconnection thousands are read again, and nobody waits behind them
 DATA_BYTES_MAX = 1_000_000  # ZooKeeper cuts the connection above 1 MiB (jute.maxbuffer), which would look like an outage
 SILENT_FRACTION = 2 / 3  # of the session: kazoo pings every third; silence beyond this is a lost connection
 LOST_CHECK_SECONDS = 0.5  # the loop's own timers stand still while the machine sleeps
@@ -144,6 +145,7 @@ class Session:
         self._callbacks: list[Callable[[SessionState], None]] = []
         self._watches: dict[Watch[Any], None] = {}  # in order: a run that is simulated again is the same
         self._slots = asyncio.Semaphore(CALLS_IN_FLIGHT)
+        self._reads = asyncio.Semaphore(WATCH_READS_IN_FLIGHT)
         self._connected = asyncio.Event()
         self._lost_timer: asyncio.TimerHandle | None = None
 
@@ -345,7 +347,7 @@ class Session:
         """All operations or none. Raises VersionConflict, NodeExists, NoNode, NodeNotEmpty with the guilty one's `path`."""
         if not ops:
             return
-        _check_size(sum(len(op.path) + len(op.data) if not isinstance(op, Check | Delete) else len(op.path) for op in ops))
+        _check_size(sum(len(op.path.encode()) + (0 if isinstance(op, Check | Delete) else len(op.data)) for op in ops))
         await self._call(lambda: self._link.multi(ops))
 
     async def ensure_path(self, path: str) -> None:
@@ -405,17 +407,18 @@ class Session:
 
     async def _call(self, start: Callable[[], asyncio.Future[T]]) -> T:
         self._check_usable()
-        connection = self._connections
-        try:
-            async with asyncio.timeout(self._call_seconds), self._slots:
-                self._check_usable()
-                return await start()
-        except TimeoutError:
-            self._cut(connection)
-            raise ZooKeeperUnavailable(f"ZooKeeper did not answer within {self._call_seconds:g} s") from None
-        except ZooKeeperUnavailable:
-            self._suspend(connection)  # what kazoo says of its state comes a moment later
-            raise
+        async with self._slots:  # the wait for one is no silence of ZooKeeper: thousands of reads may be ahead of us
+            self._check_usable()
+            connection = self._connections
+            try:
+                async with asyncio.timeout(self._call_seconds):
+                    return await start()
+            except TimeoutError:
+                self._cut(connection)
+                raise ZooKeeperUnavailable(f"ZooKeeper did not answer within {self._call_seconds:g} s") from None
+            except ZooKeeperUnavailable:
+                self._suspend(connection)  # what kazoo says of its state comes a moment later
+                raise
 
     def _check_usable(self) -> None:
         state = self.state
@@ -450,19 +453,21 @@ class Session:
 
     async def _read_node(self, path: str, hint: Watcher) -> Node | None:
         while True:
-            try:
-                return await self._call(lambda: self._link.get(path, hint))
-            except NoNode:  # get leaves no watch on a missing node, exists does
-                if not await self._call(lambda: self._link.exists(path, hint)):
-                    return None
+            async with self._reads:
+                try:
+                    return await self._call(lambda: self._link.get(path, hint))
+                except NoNode:  # get leaves no watch on a missing node, exists does
+                    if not await self._call(lambda: self._link.exists(path, hint)):
+                        return None
 
     async def _read_children(self, path: str, hint: Watcher) -> list[str]:
         while True:
-            try:
-                return await self._call(lambda: self._link.children(path, hint))
-            except NoNode:
-                if not await self._call(lambda: self._link.exists(path, hint)):
-                    return []
+            async with self._reads:
+                try:
+                    return await self._call(lambda: self._link.children(path, hint))
+                except NoNode:
+                    if not await self._call(lambda: self._link.exists(path, hint)):
+                        return []
 
 
 def _check_size(count: int) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from roq.config import CoordinatorConfig, load
 from roq.coordinator.server import Coordinator
 from roq.errors import RoqError
-from roq.runtime.observe import set_up_logging
+from roq.runtime.log_output import set_up_logging
 from roq.runtime.run import run, set_process_name
 
 EXIT_USAGE = 2
@@ -51,6 +51,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--session-seconds-min", type=float, help="shortest session (default 2 ticks)")
     parser.add_argument("--session-seconds-max", type=float, help="longest session (default 20 ticks)")
     parser.add_argument("--log-path", type=Path, help="log file (default: standard error)")
+    parser.add_argument("--log-format", help="json, console, or auto: console on a terminal, else json (default auto)")
     parser.add_argument("--log-level", help="DEBUG, INFO, WARNING, ERROR or CRITICAL (default INFO)")
     return parser.parse_args(arguments)
 
@@ -88,7 +89,7 @@ def main() -> int:
         sys.stderr.write(f"python -m roq.coordinator: {error}\n")
         return EXIT_USAGE
     set_process_name("roq-coordinator")
-    set_up_logging("coordinator", config.log_level, config.log_path)
+    set_up_logging("coordinator", config.log_level, config.log_path, log_format=config.log_format)
     return run(lambda stop: serve(config, stop, listener))
 
 

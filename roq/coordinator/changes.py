@@ -133,4 +133,4 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
     try:
         return decoder.decode(memoryview(data)[1:])
     except msgspec.MsgspecError as error:
-        raise StorageFailed(f"an entry is whole and makes no sense: {error}") from None
+        raise StorageFailed(f"a journal entry is complete but invalid: {error}") from None

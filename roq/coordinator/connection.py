@@ -11,8 +11,8 @@ from collections import deque
 from typing import Protocol, cast
 
 from roq.errors import FrameError
-from roq.runtime.connections import tune
 from roq.runtime.observe import logger
+from roq.runtime.sockets import tune
 from roq.wire.jute import FRAME_BYTES_MAX
 
 log = logger(__name__)

@@ -27,9 +27,9 @@ from roq.coordinator.journal import TreeJournal
 from roq.coordinator.sessions import Expiry, Firing, negotiated
 from roq.coordinator.tree import Outcome
 from roq.errors import FrameError, StorageFull
-from roq.runtime.connections import listen
 from roq.runtime.files import Disk
 from roq.runtime.observe import Counters, Refusals, logger
+from roq.runtime.sockets import listen
 from roq.wire import jute
 from roq.wire.limits import LISTEN_BACKLOG
 from roq.wire.zookeeper import COORDINATOR_VERSION, PASSWORD_BYTES, Close, Code, ErrorResponse, PingRequest, Unsupported

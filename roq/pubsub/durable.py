@@ -25,9 +25,10 @@ from roq.pubsub.outage import Outage
 from roq.pubsub.past import Past
 from roq.pubsub.start import LAST, Start
 from roq.pubsub.subscriber import Subscriber
+from roq.pubsub.tape_looks import describe_tapes
 from roq.runtime.observe import logger
 from roq.wire.durables import DurablePosition, KeepPosition, OpenDurable
-from roq.wire.gcm import DescribeTapes, Done, Tapes
+from roq.wire.gcm import Done
 from roq.wire.recording import TapePosition
 
 log = logger(__name__)
@@ -107,7 +108,7 @@ class PositionKeeper:
         is_due = self._number > 0 and time.monotonic() - self._looked > LOOK_SECONDS
         if not (too_many or is_due):
             return done
-        tapes = await self._client.request(DescribeTapes(self._queue), Tapes, timeout_seconds)
+        tapes = await describe_tapes(self._client, self._queue, timeout_seconds)
         self._looked = time.monotonic()
         if tapes.tapes == position.tapes:
             self._expired |= done.keys() - {view.exchange for view in tapes.views} - self._unfinished()
@@ -153,7 +154,7 @@ class PositionKeeper:
             if kept:
                 log.info("tapes that have expired may be reported as lost at the next start", extra={"fields": fields})
             else:
-                log.warning("the last position was not kept: what was taken since comes again", extra={"fields": fields})
+                log.warning("last position not stored: messages taken since then are redelivered", extra={"fields": fields})
 
 
 class DurableSubscriber(Subscriber):
@@ -185,7 +186,7 @@ class DurableSubscriber(Subscriber):
         kept = await self._keeper.open(timeout_seconds)
         if kept is not None:
             past.tapes.begin_behind(kept)
-            self._order.amid = True
+            self._order.amid, self._order.entire = True, False  # a replay may bring what came in the life before
             self.give_latest()  # none: all that follows is wanted
         await super()._begin(past, max(MOMENT_SECONDS, deadline - time.monotonic()))
         if kept is None and self._start == LAST:

@@ -20,6 +20,8 @@ from roq.wire.where import Where
 
 BATCHES_WITHOUT_BREATH = 16  # handed out before the loop gets a turn, however much there is to read
 LATENCIES_KEPT = 512
+LATENCIES_SECONDS = 10.0  # older ones don't say how it is now, however few came since
+UNSAID_SECONDS = 30.0  # until it is known what was lost: a path's end is waited for, a publisher that died is missed after 10 s
 EXPIRED = -1  # in place of an entry's number: nothing is left of that tape
 
 
@@ -37,11 +39,12 @@ class Latencies:
     def __init__(self) -> None:
         self.since = 0.0
         self.last = 0.0
-        self.kept: deque[float] = deque(maxlen=LATENCIES_KEPT)
+        self.kept: deque[tuple[int, float]] = deque(maxlen=LATENCIES_KEPT)  # and when it was taken, in ns since 1970
 
-    def all(self) -> tuple[float, float, float]:
-        """The last one, and of the last ones median and 99th percentile."""
-        ordered = sorted(self.kept)
+    def all(self, now_ns: int) -> tuple[float, float, float]:
+        """The last one, and of those of the last seconds median and 99th percentile; 0.0: there are none."""
+        oldest = now_ns - int(LATENCIES_SECONDS * 1e9)
+        ordered = sorted(latency for taken, latency in self.kept if taken >= oldest)
         half = ordered[len(ordered) // 2] if ordered else 0.0
         most = ordered[int(len(ordered) * 0.99)] if ordered else 0.0
         return self.last, half, most
@@ -61,6 +64,7 @@ class Inbox:
         self._in_hand: int | None = None  # time of the batch that the application was given; None: it asks for the next
         self._done: dict[str, int] = {}  # entries of tapes up to which everything was taken, by Exchange
         self._marks: dict[str, int] = {}  # entries that were read, while something is held back
+        self._unsaid: dict[str, float] = {}  # by Exchange: until then something may be lost that was not reported (monotonic)
         self._current: Iterator[Message] = iter(())
         self._waiters: list[asyncio.Future[None]] = []
         self._failure: RoqError | None = None
@@ -99,11 +103,19 @@ class Inbox:
         back is in here, too."""
         self._marks[exchange] = entry
         self.put_marks()
-        self._wake()
+
+    def begins_behind(self, exchange: str, entry: int | None = None) -> None:
+        """A connection to the Exchange did, by its tape; None: that is not known yet. What lies between this and what counts
+        may not have come, which is reported when its publishers are heard again: no other entry of any tape counts before."""
+        known = (one.entries for one in self._buffer if isinstance(one, Reached))
+        if entry is None or entry > max(entries.get(exchange, 0) for entries in (self._done, *known)):
+            self._unsaid[exchange] = time.monotonic() + UNSAID_SECONDS
+        else:
+            self._unsaid.pop(exchange, None)
 
     def put_marks(self) -> None:
-        """Of entries all of which is in here by now."""
-        if not self._marks or self.holds_back() or self._latest:
+        """Of entries all of which is in here by now. Also to be called now and then."""
+        if not self._marks or self.holds_back() or self._latest or max(self._unsaid.values(), default=0.0) > time.monotonic():
             return
         marks, self._marks = self._marks, {}
         last = self._buffer[-1] if self._buffer else None
@@ -111,6 +123,7 @@ class Inbox:
             last.entries.update(marks)  # nothing in between
         else:
             self._buffer.append(Reached(marks))
+        self._wake()
 
     def _count(self, reached: Reached) -> None:
         for exchange, entry in reached.entries.items():
@@ -208,8 +221,9 @@ class Inbox:
             self.bytes += item.size
             timestamp, latencies = item.header.timestamp, self._latencies
             if timestamp >= latencies.since:
-                latencies.last = max(0.0, (time.time_ns() - timestamp) / 1e9)
-                latencies.kept.append(latencies.last)
+                taken = time.time_ns()
+                latencies.last = max(0.0, (taken - timestamp) / 1e9)
+                latencies.kept.append((taken, latencies.last))
             messages = messages_of(item)
             if self._where is not None:
                 self.unselected += len(messages)

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from roq.coordination.locate import GcmClient
-from roq.errors import CallError, Closed, NotReady, QueueStopped, RoqError
+from roq.errors import CallError, Closed, NotReady, ProducerFenced, QueueStopped, RoqError
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
 from roq.runtime.rpc import RpcClient
@@ -82,7 +82,7 @@ class ClientMembership:
             try:
                 await self._join_once(deadline - time.monotonic())
                 break
-            except CallError:
+            except (CallError, ProducerFenced):
                 raise
             except RoqError as error:
                 self._check_running()
@@ -217,7 +217,7 @@ class ClientMembership:
                 await rpc.request(wire.Leave(member), wire.Left, timeout_seconds)
             except RoqError as error:
                 log.info(
-                    "Monitor could not be told of the departure", extra={"fields": {"queue": self._queue, "reason": str(error)}}
+                    "leave could not be reported to the Monitor", extra={"fields": {"queue": self._queue, "reason": str(error)}}
                 )
         self.stop()
 

@@ -29,6 +29,9 @@ topic, when the topic or a watermark that names it comes. A watermark of a publi
 last watermark that could speak of that time has come (`sweep`). The subscriber learns of such a time late, so `doubt` also
 covers what was met since it was last known to be well.
 
+What an Exchange says that it has dropped (a watermark with `previous`) is reported at once, likewise, where numbers don't
+show it yet: the subscriber's position moves past it.
+
 Memory is bounded: of publishers that have ended, and of those unheard for longest when there are too many, the topics are
 forgotten (`sweep`, `_make_room`), and beyond a number of publishers the oldest altogether. Of forgotten topics remains the
 highest number among them: a gap that begins above it is reported as ever; where there may have been one below it, that is
@@ -143,6 +146,7 @@ class OrderMachine:
     unread(exchange, origin): whether that Exchange's tape ("": any other) may have something older than what came from `origin`
     (past.has_older).
     wants: whether the subscriber subscribed to a topic (asked for watermarks).
+    since: when recording was switched on last (milliseconds since 1970), 0: it never was off.
     """
 
     def __init__(
@@ -151,11 +155,13 @@ class OrderMachine:
         wants: Callable[[bytes], bool],
         safeguards: OrderSafeguards = OrderSafeguards(),
         unread: Callable[[str, Origin], bool] = lambda exchange, origin: False,
+        since: Callable[[], int] = lambda: 0,
     ) -> None:
         self.publishers: dict[int, KnownPublisher] = {}
-        self._unread = unread
+        self._unread, self._since = unread, since
         self._attached, self._wants, self._safe = attached, wants, safeguards
         self.amid = False  # while tapes are read, and not from their beginning
+        self.entire = False  # they were read from there: nothing was before our time
         self.duplicated = 0
         self.late = 0
         self.unfinished = 0  # paths that were given up before their FIN came
@@ -166,6 +172,10 @@ class OrderMachine:
         self._doubts: dict[tuple[int, str], int] | None = None  # reported up to this number; None: nothing passed us by
         self._doubted = 0.0  # when that was last learnt
         self.held_bytes = 0  # of all held frames, HELD_FRAME_BYTES for each included
+
+    def read_tapes(self, unread: Callable[[str, Origin], bool], since: Callable[[], int], *, entire: bool) -> None:
+        """Frames come from tapes, too: from their beginning, or from somewhere on them. Before any does."""
+        self._unread, self._since, self.entire, self.amid = unread, since, entire, not entire
 
     def accept(self, topic: bytes, header: Header) -> bool:
         """The quick way for an expected data frame: True if it is to be delivered whole, now."""
@@ -186,7 +196,7 @@ class OrderMachine:
         publisher = self.publishers.get(header.publisher)
         out: list[Output] = []
         if header.kind == FrameKind.WATERMARK and event.origin and self._safe.await_tapes and self._unread("", event.origin):
-            return out  # what it speaks of may lie on a tape
+            return self._dropped(event)  # what else it speaks of may lie on a tape
         if header.kind == FrameKind.WATERMARK and (
             publisher is None or publisher.path == 0 or (publisher.amid and header.path > publisher.path)
         ):
@@ -195,7 +205,8 @@ class OrderMachine:
                 for name, (last, _) in event.extra.items():
                     if self._wants(name.encode()):
                         self._may_be_missing(header.publisher, name, last, out)
-            return out
+                return out
+            return self._dropped(event)
         if publisher is None:
             if len(self.publishers) >= PUBLISHERS_KEPT:
                 self._forget_publishers()
@@ -248,6 +259,9 @@ class OrderMachine:
         known = publisher.topics.get(event.topic)
         if known is None:
             known = self._meet(publisher, event, publisher.baseline, out)
+        if publisher.replays and self.entire and (unseen := min(publisher.baseline + 1 - header.sequence, header.count)) > 0:
+            first, topic = header.sequence, event.topic.decode()  # not before our time, and something newer was delivered
+            out.append(MessagesLost(header.publisher, topic, first, first + unseen - 1, unseen))
         repeated = max(0, min(known[0] + 1 - header.sequence, header.count))
         skip = max(repeated, min(publisher.delivered + 1 - header.sequence, header.count))  # older than what was delivered
         if not self._safe.drop_repeats:
@@ -295,9 +309,10 @@ class OrderMachine:
         id = event.header.publisher
         if publisher.baseline is None:
             publisher.baseline = event.header.sequence
+        dropped = event.header.previous
         for name, (last, sent) in event.extra.items():
             news = publisher.baseline < last <= up_to
-            if not news and not publisher.doubtful:
+            if not news and not publisher.doubtful and not dropped:
                 continue
             topic = name.encode()
             if not self._wants(topic):
@@ -305,6 +320,8 @@ class OrderMachine:
             known = publisher.topics.get(topic)
             if publisher.doubtful and known is None:
                 self._may_be_missing(id, name, min(last, publisher.baseline), out)
+            elif dropped and not news and (known is None or last > known[0] or last <= publisher.baseline):
+                out.append(MessagesLost(id, name, dropped, last, 0))
             if not news:
                 continue
             if known is None:
@@ -318,6 +335,12 @@ class OrderMachine:
                 if self._safe.report_gaps:
                     out.append(_lost(id, name, known, last, sent))
                 known[0], known[1] = last, sent
+
+    def _dropped(self, event: FrameEvent) -> list[Output]:
+        """By an Exchange, if it says so: what it names of those of whom it is not known where they are."""
+        id, first = event.header.publisher, event.header.previous
+        named = event.extra.items() if first else ()
+        return [MessagesLost(id, name, first, last, 0) for name, (last, _) in named if self._wants(name.encode())]
 
     def doubt(self, well_at: float, now: float) -> list[Output]:
         """Messages may have passed this subscriber by, though it was ready; not so at `well_at`. Of those that it knew then
@@ -383,14 +406,16 @@ class OrderMachine:
         for opened in sorted(one for one in publisher.origins if one <= path):
             opening, origin = publisher.openings.get(opened), publisher.origins[opened]
             if opening is None:
-                if publisher.path and not publisher.amid and self._unread("", origin):
+                if publisher.amid:  # it began before our time, but for what began while recording was off
+                    origin = origin[0], min(origin[1], self._since())
+                if (origin[1] or not publisher.amid) and self._unread("", origin):
                     return "", origin
             elif opened > before + 1 and self._unread("", origin):  # where the path was that we are on is not known
                 return "", origin
-            elif opening.finished and opened == path and (publisher.path or publisher.amid):
+            elif opening.finished and opened == path:
                 # its FIN comes, however late; if it does not, its Exchange is gone, and what is missing is sent again
                 left = opening.left  # its tape may not be known yet
-                for asked in (left, (origin[0], FOREVER)), (left, origin), (origin[0], ("", origin[1])):
+                for asked in (left, (origin[0], FOREVER)), (left, origin), ("", ("", origin[1])):
                     if self._unread(*asked):
                         return asked
             elif opening.left and self._unread(opening.left, origin):
@@ -399,7 +424,7 @@ class OrderMachine:
         return None
 
     def _advance(self, publisher: KnownPublisher, out: list[Output]) -> None:
-        amid = publisher.amid and publisher.path > 0
+        amid, before = publisher.amid, publisher.path
         path = publisher.path = self._next_path(publisher)
         opening = publisher.openings.get(path)
         publisher.finished, publisher.replays = False, opening is not None and opening.left != "" and not opening.finished
@@ -407,12 +432,20 @@ class OrderMachine:
         if not self._safe.order_topics:
             publisher.delivered = 0
         events = self._take_held(publisher, path)
-        if amid:
+        if amid and before:
             self._begin_amid(publisher, opening, events[0])
+        elif self.entire and publisher.replays and not publisher.delivered:
+            publisher.baseline = None  # what a path said that came to nothing: its replay says it anew
         for passed in sorted(held for held in publisher.held if held < path):  # overtaken by a replay: it begins at its OPEN
-            for event in self._take_held(publisher, passed):
+            passing = self._take_held(publisher, passed)
+            if amid and (before < passed - 1 or passed not in publisher.openings):
+                self._pass_over(publisher, passing[0].header)
+            before = passed
+            for event in passing:
                 if event.header.kind == FrameKind.DATA and event.header.sequence <= events[0].header.sequence:
                     self._data(publisher, event, out)
+        if amid and before < path - 1:
+            self._pass_over(publisher, events[0].header)
         for known in publisher.openings, publisher.origins:
             for opened in [opened for opened in known if opened <= path]:
                 del known[opened]
@@ -421,14 +454,27 @@ class OrderMachine:
 
     def _begin_amid(self, publisher: KnownPublisher, opening: PathOpening | None, first: FrameEvent) -> None:
         """The path began before our time on its tape: so did what is missing before its first frame. Or it repeats what came
-        before our time on another tape, and may not have come from that."""
-        header, replays = first.header, opening is not None and not opening.finished
-        if opening is None or (replays and not publisher.delivered):
+        before our time on another tape, and may not have come from that. Or it is the first one of a producer's next life: all
+        before it is stored."""
+        header, anew = first.header, opening is not None and not opening.finished
+        replays = anew and opening is not None and opening.left != ""
+        if opening is None or (anew and not publisher.delivered):
             before = header.sequence - (header.kind == FrameKind.DATA)
+            if anew and not replays:
+                held = [event.header for path, events in publisher.held.items() if path < publisher.path for event in events]
+                before = min([before, *(one.sequence - 1 for one in held if one.kind == FrameKind.DATA)])
             publisher.baseline = min(before, publisher.baseline or 0) if replays else before
             self._forget_topics(publisher, list(publisher.topics))
         # of a path of which only the end is on its tape for us nothing was delivered, as of one that has its beginning there
         publisher.amid = not publisher.delivered and (opening is not None or header.kind != FrameKind.DATA)
+
+    def _pass_over(self, publisher: KnownPublisher, first: Header) -> None:
+        """Paths of which nothing was seen, or not the beginning, may lie before our time on their tapes: nobody knows whether
+        what was on them is missing, though something older came again."""
+        last = first.sequence - (first.kind == FrameKind.DATA)
+        if 0 < publisher.delivered < last:
+            self._forget_topics(publisher, list(publisher.topics))
+            publisher.baseline, publisher.forgotten = publisher.delivered, last
 
     def live(self) -> None:
         """Tapes are not read any more: what is missing from now on is lost, of whom we had anything."""
@@ -443,10 +489,45 @@ class OrderMachine:
             self._settle(self.publishers[id], id, now, out)
         return out
 
+    def go_on_amid(self, now: float, before_ms: int) -> list[Output]:
+        """Whoever went on before that time behind a path that was not seen goes on here, too, once what was written before, by
+        any clock, was read: that path, with its FIN, came before our time."""
+        out: list[Output] = []
+        for id in sorted(self.waiting):
+            publisher = self.publishers[id]
+            path = self._next_path(publisher)
+            opening, origin = publisher.openings.get(path), publisher.origins.get(path)
+            unseen = publisher.amid and (not publisher.path or path > publisher.path + 1)
+            if not unseen or opening is None or origin is None or not opening.finished or origin[1] >= before_ms:
+                continue
+            if not self._unread(opening.left, origin):
+                self._advance(publisher, out)
+                self._settle(publisher, id, now, out)
+        return out
+
     def _take_held(self, publisher: KnownPublisher, path: int) -> list[FrameEvent]:
         events = publisher.held.pop(path)
         self.held_bytes -= sum(event.size + HELD_FRAME_BYTES for event in events)
         return events
+
+    def forget_held(self, since_ms: int) -> None:
+        """Of whom only such paths wait as began on a tape at that time or later: they are another reader's."""
+        for id in sorted(self.waiting):
+            publisher = self.publishers[id]
+            if not self._is_held_since(publisher, since_ms):
+                continue
+            for path in list(publisher.held):
+                self._take_held(publisher, path)
+                publisher.origins.pop(path, None)
+                publisher.openings.pop(path, None)
+            self.waiting.discard(id)
+            publisher.waiting_since = None
+            if not publisher.path:
+                del self.publishers[id]
+
+    @staticmethod
+    def _is_held_since(publisher: KnownPublisher, time_ms: int) -> bool:
+        return all(publisher.origins.get(path, ("", 0))[1] >= time_ms for path in publisher.held)
 
     def awaits(self) -> set[str]:
         """Ids of the Exchanges from which a FIN is waited for; "" if it is not known which."""
@@ -458,6 +539,19 @@ class OrderMachine:
             publisher = self.publishers[id]
             tape, origin = self._awaited(publisher, self._next_path(publisher)) or (exchange, ("", 0))
             if tape == exchange or (not tape and self._unread(exchange, origin)):
+                return True
+        return False
+
+    def waits_for_older(self, exchange: str, before_ms: int = FOREVER) -> bool:
+        """The same, of what was written before what waits, by any clock: of a tape that is written for ever, too, that ends.
+        before_ms: nobody counts who waits only with what was written then or later."""
+        for id in self.waiting:
+            publisher = self.publishers[id]
+            path = self._next_path(publisher)
+            if self._is_held_since(publisher, before_ms):
+                continue
+            tape, origin = self._awaited(publisher, path) or (exchange, ("", 0))
+            if tape in ("", exchange) and self._unread(exchange, publisher.origins[path] if origin[1] == FOREVER else origin):
                 return True
         return False
 

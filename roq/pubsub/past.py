@@ -27,7 +27,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Coroutine, Iterator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from roq.coordination.locate import GcmClient
 from roq.errors import (
@@ -40,15 +40,16 @@ from roq.errors import (
     RoqError,
     TemporaryError,
 )
+from roq.pubsub.handover import Handover
 from roq.pubsub.inbox import EXPIRED
-from roq.pubsub.links import Attachment
 from roq.pubsub.order import HELD_FRAME_BYTES, FrameEvent, Origin
 from roq.pubsub.start import Follow, Start
+from roq.pubsub.subscription import TopicFilter
 from roq.pubsub.tape import ABANDONED_SECONDS, SKEW_MS, Tape
-from roq.pubsub.tape_list import FoundTapes, TapeList
+from roq.pubsub.tape_list import TapeList
+from roq.pubsub.tape_looks import FoundTapes
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
-from roq.wire.frame import FrameKind, control_prefix, parse
 from roq.wire.recording import decode_entry
 
 STALE_SECONDS = 5.0  # in any case: segments end, are trimmed and copied
@@ -59,23 +60,16 @@ END_SECONDS = 0.2  # stores hear a few ms later what is stored on enough of them
 POLL_SECONDS = 1.0  # a store that has no more of a tape answers then, or when it has
 WAITED_SECONDS = 0.3  # the same while somebody waits until it is certain that there is no more
 WATCH_SECONDS = 0.8  # between two looks at which tapes there are, beside the reading of what is stored
-QUIET_SECONDS = 2.0  # the same while nothing comes, and has not for the next
+FLOWING_SECONDS = 2.0  # at most, each twice as long as the one before while the answer is the same and nobody waits
+QUIET_SECONDS = 5.0  # the same while nothing comes, and has not for the next: readers are many, and one GCM answers all
 FLOW_SECONDS = 3.0
 LOST_SECONDS = 5.0  # what no host has is not lost before that: disks come back, and copies are made
 SETTLE_SECONDS = 0.05  # between two looks at who waits, meanwhile: they may be many
 WATERMARK_BYTES_MAX = 8 * 1024 * 1024  # that wait
 BEHIND_MS = 10_000  # who reads what is so old does not keep up
-TAPED_PREFIX = control_prefix(FrameKind.TAPED)
 
 log = logger(__name__)
 T = TypeVar("T")
-
-
-class Told(NamedTuple):
-    """What the Exchange said: its tape comes first, up to this entry. at: monotonic seconds."""
-
-    entry: int
-    at: float
 
 
 class PastReader(Protocol):
@@ -120,30 +114,38 @@ class PastReader(Protocol):
     def admits(self, exchange: str) -> bool:
         """What is held back has room, or waits for the tape of this Exchange."""
 
+    def awaits(self, exchange: str) -> bool:
+        """What is held back waits for what may lie on the tape of this Exchange, and was written before."""
+
     def is_ready(self) -> bool:
         """The Monitor says that we are."""
 
 
 class Past:
     """`await open()`; then it reads beside the rest, and has the reader join when the end of all tapes was reached. Every
-    attachment that is made until it is over is given to `hold`."""
+    attachment that is made until it is over is given to `handover`."""
 
-    def __init__(self, client: GcmClient, queue: str, start: Start, reader: PastReader, follow: Follow) -> None:
+    def __init__(
+        self, client: GcmClient, queue: str, start: Start, reader: PastReader, follow: Follow, topics: TopicFilter
+    ) -> None:
         """start: "live" for one that follows what is stored from now on."""
         self._queue, self._reader, self._follow = queue, reader, follow
-        self.tapes = TapeList(client, queue, start, reader.missed, self._expired)
+        wants = None if topics.takes_all else topics.wants
+        self.tapes = TapeList(client, queue, start, reader.missed, self._expired, wants)
+        self.handover = Handover(self.tapes, reader.is_proved)
         self.room = asyncio.Event()
         self._arrived = False  # the end of all tapes was reached
         self._is_over = False
         self._tasks: list[asyncio.Task[None]] = []
-        self._holding: dict[Attachment, Told | None] = {}
         self._since = 0.0  # when the end was reached
         self._present = 0  # for one that does not follow: by any clock it was opened before that (milliseconds since 1970)
+        self._ends: dict[str, int] = {}  # likewise: the last entry of each tape that was known to be stored, by Exchange
         self._watermarks: deque[FrameEvent] = deque()  # that wait, oldest first
         self._watermark_bytes = 0
         self._watches: dict[Tape, asyncio.Task[int]] = {}  # who waits for more of it
         self._looking: asyncio.Task[FoundTapes] | None = None
         self._news = asyncio.Event()  # one of these is done
+        self._pause = WATCH_SECONDS
         self._settled = 0.0
         self._handed_at = 0.0  # when something was handed out last (monotonic)
         self._behind_at = 0.0  # when it did not keep up last (monotonic)
@@ -159,9 +161,16 @@ class Past:
                 await self.tapes.seek()
         except TimeoutError:
             raise DeadlineExceeded(f"the tapes of {self._queue!r} were not found in {timeout_seconds:g} s") from None
-        self._present = time.time_ns() // 1_000_000 + SKEW_MS if self._follow is Follow.NOTHING else 0
+        if self._follow is Follow.NOTHING and not self._present:
+            self._present = time.time_ns() // 1_000_000 + SKEW_MS
+            self._ends = await self.tapes.ends()
         self._start_task(self._run())
-        return {exchange: tape.done for exchange, tape in self.tapes.reading.items()}
+        return {exchange: tape.done for exchange, tape in self.tapes.reading.items()} | self.tapes.begins
+
+    def end_at(self, time_ms: int) -> None:
+        """Leave what was written then or later, though it was before this was opened, but what the reader awaits. Before
+        `open`."""
+        self._present = time_ms - 1
 
     def close(self) -> None:
         """Read no more."""
@@ -194,8 +203,9 @@ class Past:
         return not self._is_over and self.tapes.unread(exchange, origin)
 
     def defers(self, watermark: FrameEvent) -> bool:
-        """It waits here, for `ripe`: what it speaks of may lie on a tape. If too many wait, it is forgotten."""
-        if watermark.origin is None or not self.unread("", watermark.origin):
+        """It waits here, for `ripe`: what it speaks of may lie on a tape. If too many wait, it is forgotten. Not if an Exchange
+        says in it what it has dropped: the position moves past that."""
+        if watermark.origin is None or watermark.header.previous or not self.unread("", watermark.origin):
             return False
         if self._watermark_bytes < WATERMARK_BYTES_MAX:
             self._watermarks.append(watermark)
@@ -247,7 +257,7 @@ class Past:
     def _over(self) -> bool:
         if self._follow is not Follow.LIVE:
             return self._arrived and self._follow is Follow.NOTHING
-        return self._arrived and not self.tapes.reading and not self._holding and self._reader.is_ready()
+        return self._arrived and not self.tapes.reading and not self.handover.waiting and self._reader.is_ready()
 
     async def _step(self) -> None:
         """What comes next, or a look whether there is more."""
@@ -256,8 +266,9 @@ class Past:
         if self._watches:
             await self._take_news()
         await self._fetch()
-        ready = [tape for tape in self.tapes.reading.values() if tape.ahead and self._admits(tape)]
-        if ready and not self._beyond(ready):
+        ahead = [tape for tape in self.tapes.reading.values() if tape.ahead and not self._is_beyond(tape)]
+        ready = [tape for tape in ahead if self._admits(tape)]
+        if ready:
             await self._hand_out(min(ready, key=lambda tape: tape.head), ready)
             if self._follow is not Follow.NOTHING and not self._arrived and self._is_near():
                 await self._arrive()
@@ -283,32 +294,42 @@ class Past:
         await self.tapes.look()
         for tape in self.tapes.reading.values():
             tape.looked = 0.0
-        await self._fetch(END_SECONDS)
-        ready = [tape for tape in self.tapes.reading.values() if tape.ahead]
-        self._arrived = not ready or self._beyond(ready)
+        self._since = self._since or time.monotonic()
+        await self._fetch(END_SECONDS, prove=True)
+        if any(tape.ahead and not self._is_beyond(tape) for tape in self.tapes.reading.values()):
+            return
+        unknown = [tape for tape in self.tapes.reading.values() if not (tape.ahead or tape.ended or tape.is_empty)]
+        if not unknown or time.monotonic() - self._since > ABANDONED_SECONDS:
+            self._arrived = True
+            for tape in unknown:
+                self._miss_end(tape)
 
     def _is_near(self) -> bool:
         """Whether what was handed out last was written just now, on every tape that somebody writes."""
         now = time.time_ns() // 1_000_000
         return all(tape.written > now - NEAR_MS for tape in self.tapes.reading.values() if tape.ahead)
 
-    def _beyond(self, ready: list[Tape]) -> bool:
-        """Whether all that follows was written after this was opened: one that does not follow leaves it."""
-        return 0 < self._present < min(tape.head for tape in ready)
+    def _is_beyond(self, tape: Tape) -> bool:
+        """Whether what follows on it was written after this was opened: one that does not follow leaves it. A clock that is
+        ahead says so of what was there before, also of what others have sent on: that is waited for."""
+        late = 0 < self._present < max(tape.head, tape.written)
+        beyond = late and tape.ahead[0][0] > self._ends.get(tape.exchange.id, 0)
+        return beyond and not self._reader.awaits(tape.exchange.id)
 
-    async def _fetch(self, wait_seconds: float = 0.0) -> None:
+    async def _fetch(self, wait_seconds: float = 0.0, *, prove: bool = False) -> None:
         """The next entries of every tape of which none is known; not at once again of one that is at its end, and less often
-        while others are not: each look may take a while."""
+        while others are not: each look may take a while. prove: their ends."""
         tapes = self.tapes.reading.values()
         before = time.monotonic() - (REFRESH_SECONDS if any(tape.ahead for tape in tapes) else IDLE_SECONDS)
         lacking = [tape for tape in tapes if not (tape.ahead or tape.ended or tape.looked > before or tape in self._watches)]
-        results = await asyncio.gather(*(tape.fetch(wait_seconds, self._waits()) for tape in lacking), return_exceptions=True)
+        prove = prove or self._waits()
+        results = await asyncio.gather(*(tape.fetch(wait_seconds, prove) for tape in lacking), return_exceptions=True)
         for tape, result in zip(lacking, results, strict=True):
             await self._fetched(tape, result)
 
     def _waits(self) -> bool:
         """Whether something may wait for the end of a tape."""
-        return self._reader.holds_back() or bool(self._watermarks)
+        return self._reader.holds_back() or bool(self._watermarks) or (self._arrived and self._follow is Follow.LIVE)
 
     def _admits(self, tape: Tape) -> bool:
         """One that follows what is stored leaves on the tapes what ends no wait while too much waits."""
@@ -327,6 +348,11 @@ class Past:
         elif result:
             self._missed(tape, result)
 
+    def _miss_end(self, tape: Tape) -> None:
+        """Nobody knows what more there is on it."""
+        self._reader.missed(MessagesLost(0, "", tape.done + 1, tape.done + 1, 0))
+        log.warning("tape of Exchange %s was left open: messages after entry %d may be missing", tape.exchange.id, tape.done)
+
     def _missed(self, tape: Tape, count: int) -> None:
         """So many entries, the last of which it is to be behind."""
         self._reader.missed(MessagesLost(0, "", tape.done - count + 1, tape.done, 0))
@@ -340,7 +366,7 @@ class Past:
     async def _hand_out(self, tape: Tape, ready: list[Tape]) -> None:
         """The entries of this tape that come before those of all others."""
         until = min((other.head for other in ready if other is not tape), default=None)
-        while tape.ahead and (until is None or tape.head <= until) and self._admits(tape):
+        while tape.ahead and (until is None or tape.head <= until) and self._admits(tape) and not self._is_beyond(tape):
             while self._reader.is_full():
                 self.room.clear()
                 await self.room.wait()
@@ -393,7 +419,8 @@ class Past:
         if looking is None or looking.done():
             self._looking = self._listen_to(self._look_later())
             if looking is not None:
-                self.tapes.know(looking.result())
+                same = self.tapes.know(looking.result())
+                self._pause = min(2 * self._pause, QUIET_SECONDS) if same else WATCH_SECONDS
 
     def _listen_to(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work, name=f"past of {self._queue}")
@@ -426,64 +453,28 @@ class Past:
                 self._missed(tape, 1)
         return 0
 
-    def _is_quiet(self) -> bool:
-        """Nothing comes, and nobody waits for anything."""
-        waits = self._waits() or any(not tape.looked for tape in self._watches)
-        return not waits and time.monotonic() - self._handed_at > FLOW_SECONDS
+    def _look_pause(self) -> float:
+        """Between two looks at which tapes there are."""
+        if self._waits() or any(not tape.looked for tape in self._watches):
+            return WATCH_SECONDS
+        return self._pause if time.monotonic() - self._handed_at > FLOW_SECONDS else min(self._pause, FLOWING_SECONDS)
 
     async def _look_later(self) -> FoundTapes:
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            if self._is_quiet() and time.monotonic() - self.tapes.looked < QUIET_SECONDS:
+            if time.monotonic() - self.tapes.looked < self._look_pause():
                 continue
             try:
-                return await self.tapes.ask()
+                return await self.tapes.ask(time.monotonic() - self._look_pause() / 2)
             except TemporaryError as error:
                 self.tapes.outage.failed(error)
 
     # --- the present --------------------------------------------------------------------------------------------------
 
-    def holds(self, attachment: Attachment) -> bool:
-        """Whether what comes from it has to wait for the tape. Asked before anything of it is read, and when more came."""
-        if attachment not in self._holding:
-            return False
-        if self._holding[attachment] is None:
-            for frame in attachment.frames:
-                if frame.startswith(TAPED_PREFIX):
-                    self._holding[attachment] = Told(parse(frame)[1].sequence, time.monotonic())
-                    attachment.proved = True
-                    self.tapes.looked = 0.0  # its tape may be new
-                    self._reader.is_proved()
-                    break
-            else:
-                return True  # not `was_read`, which may stop the reading: that frame comes behind others if the tape is new
-        attachment.was_read()
-        return True
-
-    def hold(self, attachment: Attachment) -> None:
-        """It was made just now."""
-        self._holding[attachment] = None
-        self.tapes.take_up(attachment.exchange.id)
-
-    def drop(self, attachment: Attachment) -> bool:
-        """Its Exchange is gone. Whether it was held: what came over it is on the tape, or is sent again."""
-        held = attachment in self._holding
-        self._holding.pop(attachment, None)
-        return held
-
     def _finish(self) -> None:
         """Attachments whose tape is read are released, tapes that are read are closed."""
-        live = {attachment.exchange.id for attachment in self._holding}
-        for attachment, told in list(self._holding.items()):
-            if told is None or self.tapes.looked < told.at:  # what was known before says nothing of a tape that was made since
-                continue
-            tape = self.tapes.reading.get(attachment.exchange.id)
-            ends = not told.entry and not self.tapes.recorded  # it is not written any more
-            if tape is None or tape.ended or (tape.is_open and tape.done >= told.entry and not ends):
-                self.tapes.leave(attachment.exchange.id, for_good=True)
-                del self._holding[attachment]
-                attachment.unread_at = time.monotonic()
-                attachment.look_soon()
+        live = {attachment.exchange.id for attachment in self.handover.waiting}
+        self.handover.release()
         if not self._arrived or self._follow is Follow.NOTHING:
             return
         if self.keeps_up:
@@ -494,6 +485,5 @@ class Past:
         for exchange, tape in list(self.tapes.reading.items()):
             if exchange not in live and (tape.ended or late):
                 self.tapes.leave(exchange, for_good=not tape.ended)
-                if not tape.ended:
-                    self._reader.missed(MessagesLost(0, "", tape.done + 1, tape.done + 1, 0))
-                    log.warning("the tape of Exchange %s, which is gone, was not closed: going on without its end", exchange)
+                if not (tape.ended or tape.is_empty):
+                    self._miss_end(tape)

@@ -8,6 +8,8 @@ Theory of operation. The publisher sends along path k on one Exchange.
     lost link      the Exchange died, or an old one before its FIN was confirmed. What is published waits in the replay buffer
                    until the Monitor names an Exchange that every subscriber has proved; OPEN(k+1, not finished) is followed
                    by everything in the replay buffer, and subscribers drop what they have.
+    new Monitor    It counts on from the path that we are on. A higher one that the Monitor before it named and that never
+                   opened is given up for the one in its welcome: nothing was sent there, and nobody looks after it.
 
     joining ── assign ──► opening ── attached ──► flowing ◄── attached ── moving ◄── assign ── flowing
     flowing ── lost ──► broken ── assign, attached ──► flowing (replayed)
@@ -76,13 +78,15 @@ class PathSafeguards(NamedTuple):
     await_welcome: bool = True
     fin_before_open: bool = True
     keep_old_link: bool = True
+    heed_welcome: bool = True  # of a Monitor that knows nothing of the path that we are being connected for
 
 
 class PathMachine:
-    """One publisher's paths. `current`: where frames go now (None: nowhere yet, they wait in the replay buffer)."""
+    """One publisher's paths. `current`: where frames go now (None: nowhere yet, they wait in the replay buffer). path, left:
+    its paths are above that one, which was ended with FIN on this Exchange ("": it was not)."""
 
-    def __init__(self, safeguards: PathSafeguards = PathSafeguards()) -> None:
-        self.path = 0
+    def __init__(self, safeguards: PathSafeguards = PathSafeguards(), path: int = 0, left: str = "") -> None:
+        self.path, self._left = path, left
         self.current: ExchangeAddress | None = None
         self.target: ExchangeAddress | None = None  # being connected to
         self.target_path = 0
@@ -107,6 +111,14 @@ class PathMachine:
             out += self.attached(path)
         return out
 
+    def welcome(self, path: int) -> list[Instruction]:
+        """The Monitor that we have joined says this path; `assign` follows."""
+        if self.target is None or not self.path < path < self.target_path or not self._safe.heed_welcome:
+            return []
+        out: list[Instruction] = [CloseLink(self.target_path)]
+        self.target, self.target_path = None, 0
+        return out
+
     def attached(self, path: int) -> list[Instruction]:
         """The Exchange has welcomed us on this path's link: what we send there now is forwarded."""
         if self.target is None or self.target_path != path:
@@ -116,7 +128,7 @@ class PathMachine:
         self.target, self.target_path, self.broken = None, 0, None
         if broken is not None:
             return self._reopen(broken)
-        opening = SendOpen(self.path, old.id if old else "", old is not None)
+        opening = SendOpen(self.path, old.id if old else self._left, old is not None or self._left != "")
         if old is None:
             return [opening]
         self.leaving[old_path] = old

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from roq.errors import Closed, DeadlineExceeded, NotConfirmed, NotRecorded
+from roq.errors import Closed, DeadlineExceeded, NotConfirmed, NotRecorded, RoqError
 from roq.pubsub.links import BACKLOG_BYTES, ExchangeLink
 from roq.pubsub.path import CloseLink, Finished, Instruction, OpenLink, PathMachine, Replay, Reuse, SendFin, SendOpen
 from roq.pubsub.replay_buffer import HOLD_BYTES, ReplayBuffer
@@ -116,6 +116,21 @@ class PathSender:
         """Whether a control frame would follow everything published: there is a link, and no replay is under way."""
         return self._link is not None and not self._buffer.waiting
 
+    @property
+    def _waits(self) -> bool:
+        """Whether something is kept that is to leave before the last FIN."""
+        return bool(self._buffer.waiting)
+
+    @property
+    def confirmed(self) -> int:
+        """Number of the last message that is confirmed with all before it."""
+        return self._buffer.confirmed
+
+    @property
+    def reveals_up_to(self) -> int:
+        """Watermarks may speak of messages up to this number."""
+        return self._buffer.last
+
     def backlog(self) -> int:
         """Bytes that wait for an Exchange, as far as they count: the replay buffer holds much while there is none."""
         held = 0
@@ -216,7 +231,7 @@ class PathSender:
         if unknown is not None:
             raise NotConfirmed(
                 f"messages {unknown.first}..{unknown.last} had left the replay buffer unconfirmed when their path broke: "
-                "it is not known whether subscribers get them; those who don't are told of the loss",
+                "it is not known whether subscribers get them; those that miss them get MessagesLost",
                 *unknown,
             )
 
@@ -246,6 +261,11 @@ class PathSender:
         if abandon:
             self.abandoned(abandon, path - 1)
         self._perform(self._machine.assign(exchange, path))
+
+    def welcome(self, exchange: ExchangeAddress, path: int, abandon: str = "") -> None:
+        """The same, as we join."""
+        self._perform(self._machine.welcome(path))
+        self.assign(exchange, path, abandon)
 
     def forwarded(self, path: int, mark: int) -> None:
         """The Exchange's word: everything on this path up to its FIN (mark 0) or the mark has passed it."""
@@ -296,8 +316,8 @@ class PathSender:
             return not had_path
         return not had_path or self._finished.is_set()
 
-    def close(self) -> None:
-        """Close every link; whoever waits for a confirmation gets Closed."""
+    def close(self, error: RoqError | None = None) -> None:
+        """Close every link; whoever waits for a confirmation gets the error, or Closed."""
         for link in self._links.values():
             link.close()
         self._links.clear()
@@ -306,12 +326,13 @@ class PathSender:
             timer.cancel()
         if self._portion_timer is not None:
             self._portion_timer.cancel()
-        unknown, self._buffer = self._buffer.unknown, ReplayBuffer()
+        unknown, self._buffer = self._buffer.unknown, ReplayBuffer(begin=self._buffer.confirmed)
         self._buffer.unknown = unknown
         self.has_room.set()
         for future in self._flushes:
             if not future.done():
-                future.set_exception(Closed("the publisher was closed"))
+                future.set_exception(error or Closed("the publisher was closed"))
+        self._finished.set()
 
     def _perform(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -320,7 +341,7 @@ class PathSender:
                     told = self._welcomed, self._lost, self._room, self.forwarded, self._is_stored
                     self._links[path] = ExchangeLink(exchange, path, *told)
                 case SendFin(path):
-                    if self._machine.closing and self._buffer.waiting:
+                    if self._machine.closing and self._waits:
                         self._fin_waits = path
                     else:
                         self._fin(path)

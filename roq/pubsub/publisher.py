@@ -25,17 +25,18 @@ from roq.errors import (
     InvalidTopic,
     NotRecorded,
     PayloadTooLarge,
+    RoqError,
 )
 from roq.ids import new_id
 from roq.pubsub.links import BACKLOG_BYTES
 from roq.pubsub.membership import ClientMembership
 from roq.pubsub.path_sender import ASK_SECONDS, PathSender
+from roq.pubsub.storing import Storing
 from roq.pubsub.watermarks import TOPICS_REMEMBERED, TopicRecord, TopicWatermarks
-from roq.wire import gcm
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 from roq.wire.frame import HEADERS_VERSION, VERSION, Item, encode_data
-from roq.wire.headers import Headers, check_headers
+from roq.wire.headers import Headers, check_message_headers
 from roq.wire.limits import BATCH_BYTES, FRAME_OVERHEAD_BYTES
 from roq.wire.recording import TapePosition
 
@@ -69,26 +70,6 @@ class PublishReceipt(NamedTuple):
     position: TapePosition | None = None
 
 
-class Storing:
-    """What a publisher knows of its queue's tapes. wanted: it was made to confirm what is stored. tapes: the queue's part of
-    their names, once it was asked for. asking: held by whoever asks."""
-
-    __slots__ = ("_client", "_queue", "asking", "tapes", "wanted")
-
-    def __init__(self, client: GcmClient, queue: str, *, wanted: bool) -> None:
-        self._client, self._queue, self.wanted = client, queue, wanted
-        self.asking, self.tapes = asyncio.Lock(), ""
-
-    async def find(self, timeout_seconds: float) -> None:
-        """Ask for them unless they are known. Raises NotRecorded."""
-        if not self.tapes:
-            info = await self._client.request(gcm.DescribeQueue(self._queue), gcm.QueueInfo, timeout_seconds)
-            recording = info.record.recording
-            if recording is None or not recording.on:
-                raise NotRecorded(f"queue {self._queue!r} is not recorded: `roq queue record` switches that on")
-            self.tapes = recording.tapes
-
-
 class Publisher:  # with more than 30 attributes CPython 3.11 would read them all more slowly: 4 % of one to one
     """Made by `Cluster.publisher`; use as an async context manager. Not thread-safe (see roq.blocking)."""
 
@@ -98,33 +79,31 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
         self.id = new_id()
         self.queue = queue
         self.dropped = 0  # messages given up with overflow "drop"
-        self.messages = 0
-        self.bytes = 0
+        self.messages = self.bytes = 0
         self.blocked_seconds = 0.0
         self._asked = 0.0  # monotonic: when a confirmation was asked for because there was no room
         self._loop = asyncio.get_running_loop()
         self._membership = ClientMembership(client, queue, self)
-        self._sender = PathSender(self.id, self._flush, self._membership.report_now, lambda: self._sequence)
+        self._storing = Storing(client, queue, wanted=confirm == STORED)
+        self._sender = self._make_sender()
         self._topics: dict[str, TopicRecord] = {}
-        self._sequence = 0
+        self._sequence = self._payload_max = self._batch_bytes = 0
         self._overflow = Overflow.DROP
-        self._payload_max = 0
-        self._batch_bytes = 0
         # the batch being filled; `_room` is 0 while there is none, which sends `publish` the slow way
         self._topic: str | None = None
         self._record: TopicRecord | None = None
         self._run: list[Item] = []
         self._runs: list[tuple[TopicRecord, list[Item]]] = []
         self._append = self._run.append
-        self._room = 0
-        self._batch_time = 0
+        self._room = self._batch_time = 0
         self._annotated = False  # something in it has headers
-        self._scheduled = False
+        self._scheduled = self._closed = False
         self._watermarks = TopicWatermarks(self._sender)
         self._protocol = wire.PROTOCOL  # what every subscriber understands
         self._needs = 1  # what they have to understand that are to read this publisher
-        self._storing = Storing(client, queue, wanted=confirm == STORED)
-        self._closed = False
+
+    def _make_sender(self) -> PathSender:
+        return PathSender(self.id, self._flush, self._membership.report_now, lambda: self._sequence)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -133,10 +112,9 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
         NotRecorded, for `confirm="stored"`."""
         deadline = time.monotonic() + timeout_seconds
         try:
-            if self._storing.wanted:
-                await self._ask_for_stored(timeout_seconds)
+            await self._prepare(timeout_seconds)
             await self._membership.join(timeout_seconds)
-            async with asyncio.timeout(max(0.1, deadline - time.monotonic())):
+            async with asyncio.timeout(await self._begin(max(0.1, deadline - time.monotonic()))):
                 await self._sender.opened.wait()
         except TimeoutError:
             await self.close(0)
@@ -145,6 +123,18 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
             await self.close(0)
             raise
         return self
+
+    async def _prepare(self, timeout_seconds: float) -> None:
+        if self._storing.wanted:
+            await self._ask_for_stored(timeout_seconds)
+
+    async def _begin(self, timeout_seconds: float) -> float:
+        """It has joined: what comes before it publishes. Seconds that its first path may take to open."""
+        return timeout_seconds
+
+    def _gone(self, text: str) -> RoqError:
+        """Why it takes nothing more."""
+        return Closed(text)
 
     async def __aenter__(self) -> Publisher:
         return await self.open()
@@ -212,10 +202,10 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
         copied, size = self._checked_headers(headers) if headers else (None, 0)
         payload = self._checked(payload, size)
         size += len(payload) + ITEM_BYTES
-        if not self._scheduled and self._sender.backlog() > BACKLOG_BYTES:
+        if (self._sender.stores or not self._scheduled) and self._sender.backlog() > BACKLOG_BYTES:
             await self._find_room()  # batches that leave with the turn of the loop, however small, wait as full ones do
             if self._closed:
-                raise Closed("the publisher was closed meanwhile")
+                raise self._gone("the publisher was closed meanwhile")
         if topic != self._topic or self._record is None:
             self._switch(topic)
         idle = not self._scheduled
@@ -287,10 +277,10 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
             await self._will_confirm(confirm)
         source = iter(payloads)
         while chunk := list(itertools.islice(source, CHUNK_MESSAGES)):
-            if not self._scheduled and self._sender.backlog() > BACKLOG_BYTES:
+            if (self._sender.stores or not self._scheduled) and self._sender.backlog() > BACKLOG_BYTES:
                 await self._find_room()
             if self._closed:
-                raise Closed("the publisher was closed meanwhile")
+                raise self._gone("the publisher was closed meanwhile")
             plain = set(map(type, chunk)) == {bytes} and not headers
             size = sum(map(len, chunk)) + ITEM_BYTES * len(chunk) if plain else 0
             if not plain or size > self._batch_bytes:
@@ -309,13 +299,13 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed("the publisher is closed")
+            raise self._gone("the publisher is closed")
         if not self._payload_max:  # not welcomed yet
             raise Closed("open this publisher first: async with …")
 
     def _checked_headers(self, headers: Headers) -> tuple[dict[str, str | bytes], int]:
         """A copy, and the bytes they take."""
-        copied, size = check_headers(headers)
+        copied, size = check_message_headers(headers)
         if self._protocol < wire.PROTOCOL_0_2:
             raise IncompatibleVersion("no headers while a subscriber of the queue, or the cluster, has version 0.1: upgrade it")
         return copied, size + HEADER_BYTES * len(copied)
@@ -436,6 +426,16 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
         return await self._confirmed(timeout_seconds)
 
     @property
+    def number(self) -> int:
+        """Of the last message that is confirmed with all before it, 0 if none is. With a `producer` they go on from before."""
+        return self._sender.confirmed
+
+    @property
+    def payload_bytes_max(self) -> int:
+        """Bytes of one payload and its headers that this queue takes; 0 before it is open."""
+        return self._payload_max
+
+    @property
     def replays(self) -> int:
         """How often recent messages were sent again because an Exchange died."""
         return self._sender.replays
@@ -465,7 +465,7 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
                 self._batch_bytes = min(BATCH_BYTES, self._payload_max)
                 self._understood(notice.protocol)
                 self._sender.blocks = self._overflow is Overflow.BLOCK or self._sender.stores
-                self._sender.assign(notice.exchange, notice.path, notice.abandon)
+                self._sender.welcome(notice.exchange, notice.path, notice.abandon)
             case wire.Relocate():
                 self._sender.assign(notice.exchange, notice.path, notice.abandon)
             case wire.Forwarded(path, mark):  # of a Monitor of version 0.1

@@ -18,7 +18,11 @@ path holds that is no loss, for the next confirmation covers them. If the path b
 yet, it is not known whether they arrived: `unknown`, of which `flush` and `close` must speak. A MARK confirms what was sent
 before it on its path, but only when the paths before that are confirmed to their FIN.
 
+A producer's messages must not be given up, whatever happens (`lossless`): its bytes are bounded by the publisher alone, which
+waits once HOLD_BYTES are not confirmed.
+
 Invariants (`check`): gone ≤ sent_to ≤ last; confirmed ≤ last; what is kept is in order, and waits behind what is sent.
+Lossless: gone ≤ confirmed, and nothing is ever unknown.
 """
 
 from __future__ import annotations
@@ -68,19 +72,26 @@ class _Mark:
 
 
 class ReplayBuffer:
-    """`now` is monotonic, in seconds. `last` is the number of a frame's last payload."""
+    """`now` is monotonic, in seconds. `last` is the number of a frame's last payload. begin: number of the last payload
+    that another publisher of this id has sent. lossless: only what is confirmed is forgotten."""
 
     def __init__(
-        self, seconds: float = KEPT_SECONDS, max_bytes: int = KEPT_BYTES, safeguards: ReplaySafeguards = ReplaySafeguards()
+        self,
+        seconds: float = KEPT_SECONDS,
+        max_bytes: int = KEPT_BYTES,
+        safeguards: ReplaySafeguards = ReplaySafeguards(),
+        begin: int = 0,
+        *,
+        lossless: bool = False,
     ) -> None:
-        self._seconds, self._max_bytes, self._safe = seconds, max_bytes, safeguards
+        self._seconds, self._max_bytes, self._safe, self._lossless = seconds, max_bytes, safeguards, lossless
         # (when, last, total, frame); total: bytes of all frames ever appended, this one and ENTRY_BYTES each included
         self._sent: deque[tuple[float, int, int, bytes]] = deque()
         self.waiting: deque[tuple[float, int, int, bytes]] = deque()
         self._marks: deque[_Mark] = deque()
         self._total = self._sent_total = self._marked_total = self._confirmed_total = self._gone_total = 0
-        self._ever_sent = 0  # on any path
-        self.last = self.sent_to = self.confirmed = self.gone = 0
+        self._ever_sent = begin  # on any path
+        self.last = self.sent_to = self.confirmed = self.gone = begin
         self.mark_number = 0  # of the newest MARK or FIN
         self.confirmed_mark = 0  # everything before this MARK or FIN has passed
         self.unknown: Unknown | None = None  # not spoken of yet; whoever does sets it to None
@@ -124,6 +135,8 @@ class ReplayBuffer:
         self.waiting.append((now, last, self._total, frame))
         lost = 0
         while self.kept_bytes > self._max_bytes and len(self._sent) + len(self.waiting) > 1:
+            if self._lossless and (self._sent or self.waiting)[0][1] > self.confirmed:
+                break
             if self._sent:
                 self._forget(self._sent)
                 continue
@@ -143,6 +156,8 @@ class ReplayBuffer:
             when, last, _, _ = kept[0]
             old = when < oldest and (last <= self.confirmed or not self._safe.keep_unconfirmed)
             if not old and (self.kept_bytes <= self._max_bytes or len(kept) + len(self.waiting) == 1):
+                break
+            if self._lossless and last > self.confirmed:
                 break
             self._forget(kept)
 
@@ -216,6 +231,7 @@ class ReplayBuffer:
         """The invariants; AssertionError if one is broken."""
         assert self.gone <= self.sent_to <= self.last, "what was sent is not between what is gone and what there is"
         assert self.confirmed <= self.last, "more is confirmed than there is"
+        assert not self._lossless or (self.gone <= self.confirmed and self.unknown is None), "forgotten, and not confirmed"
         numbers = [entry[1] for entry in (*self._sent, *self.waiting)]
         assert numbers == sorted(numbers), "not in order"
         assert all(entry[1] <= self.sent_to for entry in self._sent), "sent, but not counted as sent"

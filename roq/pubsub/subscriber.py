@@ -19,12 +19,13 @@ from roq.coordination.locate import GcmClient
 from roq.errors import Closed, DeadlineExceeded, FrameError, MessagesLost, RoqError, SlowSubscriber
 from roq.ids import new_id
 from roq.pubsub.attachments import Attachments
+from roq.pubsub.handover import TAPED_PREFIX
 from roq.pubsub.inbox import Inbox
 from roq.pubsub.links import Attachment
 from roq.pubsub.membership import ClientMembership
 from roq.pubsub.order import Deliver, FrameEvent, OrderMachine, Output
 from roq.pubsub.order_limits import OrderLimits
-from roq.pubsub.past import TAPED_PREFIX, Past
+from roq.pubsub.past import Past
 from roq.pubsub.standing import SLOW_SECONDS, Standing
 from roq.pubsub.start import EARLIEST, LAST, LIVE, Follow, Start, check_follow, check_start
 from roq.pubsub.subscription import Batch, SubscriberHealth, TopicFilter
@@ -63,23 +64,21 @@ class Subscriber(Inbox):
     ) -> None:
         begin, after = check_start(start), check_follow(follow)
         has_past = begin != LIVE or after is Follow.STORED or self._begins_on_tapes
-        self.id = new_id()
-        self.queue = queue
+        self.id, self.queue = new_id(), queue
         super().__init__(on_lost, Where(where) if where else None, latest=begin == LAST)
         self.counters = Counters()
         self._filter = TopicFilter(topics or (">",))
-        self._past: Past | None = Past(client, queue, begin, self, after) if has_past else None
-        self._tapes = ""  # once the past was found
-        unread = (lambda exchange, origin: False) if self._past is None else self._past.unread
+        self._past: Past | None = Past(client, queue, begin, self, after, self._filter) if has_past else None
+        self._tapes, self._opened = "", False  # once the past was found
         self._exchanges = Attachments(self._connect)
-        self._order = OrderMachine(self._exchanges.are_proved, self._filter.wants, unread=unread)
-        self._order.amid = has_past and begin not in (EARLIEST, LAST)
+        self._order = OrderMachine(self._exchanges.are_proved, self._filter.wants)
+        if self._past is not None:
+            self._order.read_tapes(self._past.unread, self._past.tapes.switched_on, entire=begin in (EARLIEST, LAST))
         self._membership = ClientMembership(client, queue, self)
         self._standing = Standing(time.monotonic())
         self._unread: dict[Attachment, None] = {}  # not read to the end for want of room, longest first
         self._ready = asyncio.Event()
         self._started = 0.0  # when it was ready for the first time: what comes earlier is not ours, and is not kept
-        self._opened = False
         self._refusals = Refusals(log, self.counters)
         self._limits = OrderLimits(self._order, queue, self.counters, time.monotonic())
 
@@ -164,7 +163,7 @@ class Subscriber(Inbox):
 
     def _read(self, attachment: Attachment) -> None:
         """Take what the Exchange has for us, up to the bounds."""
-        if self._past is not None and self._past.holds(attachment):
+        if self._past is not None and self._past.handover.holds(attachment):
             return
         waiting, order = attachment.frames, self._order
         for turn in range(FRAMES_AT_ONCE):
@@ -211,9 +210,8 @@ class Subscriber(Inbox):
         return max((on_tape, *(one.unread_at for one in those)))
 
     def _look_at_unread(self) -> None:
-        if self._buffered < BUFFER_BYTES:
-            for attachment in self._unread:
-                attachment.look_soon()
+        for attachment in self._unread if self._buffered < BUFFER_BYTES else ():
+            attachment.look_soon()
 
     def _take_frame(self, source: Attachment | Tape, frame: bytes) -> None:
         try:
@@ -237,8 +235,10 @@ class Subscriber(Inbox):
 
     def _control(self, attachment: Attachment | Tape, header: Header, body: memoryview) -> None:
         match header.kind:
-            case FrameKind.ATTACHED:
-                if frames.text_body(body) == attachment.exchange.token and not attachment.proved:
+            case FrameKind.ATTACHED if frames.text_body(body) == attachment.exchange.token:
+                attachment.taped = False  # a connection that was made anew says anew where it begins
+                self.begins_behind(attachment.exchange.id)
+                if not attachment.proved:
                     attachment.proved = True
                     self._membership.report_now()
             case FrameKind.RETIRE:
@@ -247,9 +247,8 @@ class Subscriber(Inbox):
             case FrameKind.OPEN:
                 self._handle(FrameEvent(b"", header, None, frames.opening_body(body), len(body), attachment.origin))
             case FrameKind.TAPED if frames.text_body(body) == attachment.exchange.token:
-                if attachment.taped:  # the first one names what may not be stored yet
-                    self.reached(attachment.exchange.id, header.sequence)
-                attachment.taped = True
+                (self.reached if attachment.taped else self.begins_behind)(attachment.exchange.id, header.sequence)
+                attachment.taped = True  # the first one names what may not be stored yet
             case FrameKind.WATERMARK:
                 event = FrameEvent(b"", header, None, frames.watermark_body(body), len(body), attachment.origin)
                 if self._past is None or not self._past.defers(event):
@@ -258,8 +257,7 @@ class Subscriber(Inbox):
                 for part in frames.bundle_body(body):
                     self._take_frame(attachment, part)
             case FrameKind.FIN:
-                origin = None if self._past is None else attachment.origin
-                self._handle(FrameEvent(b"", header, origin=origin))
+                self._handle(FrameEvent(b"", header, origin=None if self._past is None else attachment.origin))
 
     def _handle(self, event: FrameEvent) -> None:
         now = time.monotonic()
@@ -298,7 +296,7 @@ class Subscriber(Inbox):
         prefixes = [*self._filter.prefixes, frames.CONTROL_PREFIX, *([TAPED_PREFIX] if self._tapes else [])]
         attachment = Attachment(exchange, prefixes, self._standing.max_frame_bytes, self._read)
         if self._past is not None:
-            self._past.hold(attachment)
+            self._past.handover.hold(attachment)
         return attachment
 
     def _leave_unlisted(self, now: float) -> None:
@@ -309,7 +307,7 @@ class Subscriber(Inbox):
     def _read_rest(self, attachment: Attachment) -> None:
         """An Exchange is gone: take what had come from it, and close."""
         self._unread.pop(attachment, None)
-        if self._past is not None and self._past.drop(attachment):
+        if self._past is not None and self._past.handover.drop(attachment):
             attachment.close()
             return
         attachment.take_rest()
@@ -322,7 +320,7 @@ class Subscriber(Inbox):
         self._exchanges.retire(attachment.exchange.token)
         self._unread.pop(attachment, None)
         if self._past is not None:
-            self._past.drop(attachment)
+            self._past.handover.drop(attachment)
         attachment.close()
         self._give(self._order.detached(time.monotonic()))
         self._membership.report_now()
@@ -348,7 +346,7 @@ class Subscriber(Inbox):
     def is_over(self) -> None:
         """Live from now on."""
         self._take_ripe()
-        self._past, self._latencies.since = None, time.time_ns()
+        self._past, self._latencies.since, self._standing.present_at = None, time.time_ns(), time.monotonic()
         self._order.live()
         self._wake()
         log.info("the past of the queue was read", extra={"fields": {"queue": self.queue}})
@@ -402,6 +400,10 @@ class Subscriber(Inbox):
         """What is held back has room."""
         return self._limits.admits(exchange, HELD_BYTES)
 
+    def awaits(self, exchange: str) -> bool:
+        """What is held back does."""
+        return self._order.waits_for_older(exchange)
+
     def is_ready(self) -> bool:
         """The Monitor says so."""
         return self._ready.is_set()
@@ -442,14 +444,14 @@ class Subscriber(Inbox):
         now = time.monotonic()
         self._leave_unlisted(now)
         self._keep_bounds(now)
+        self.put_marks()
         for attachment in self._unread if self._standing.overflow is Overflow.BLOCK else ():
             attachment.show_life(now)
-        full = self._buffered >= BUFFER_BYTES
-        if self._standing.is_too_slow(self.taken, full, now) and self._failure is None:
+        if self._standing.is_too_slow(self.taken, self._buffered >= BUFFER_BYTES, now) and self._failure is None:
             self.fail(SlowSubscriber(f"no message was taken for {SLOW_SECONDS:g} s while others waited"))
         attached = tuple(token for token, one in self._attachments.items() if one.proved)
-        totals = (self.messages, self.bytes, self.lost, self.duplicated)
-        return wire.SubscriberReport(self.id, self._exchanges.version, attached, *totals, *self._latencies.all(), now)
+        numbers = (self.messages, self.bytes, self.lost, self.duplicated, *self._latencies.all(time.time_ns()))
+        return wire.SubscriberReport(self.id, self._exchanges.version, attached, *numbers, now)
 
     def _keep_bounds(self, now: float) -> None:
         """Of time and memory. What has come while the loop was busy is looked at before somebody goes on without it."""
@@ -478,7 +480,8 @@ class Subscriber(Inbox):
             case wire.Exchanges() if self._standing.max_frame_bytes and notice.version >= self._exchanges.version:
                 self._attach(notice.version, notice.exchanges)
             case wire.Heard(ready=ready):
-                if (since := self._standing.heard(notice, self._started > 0)) is not None:
+                ours = self._started > 0 and (self._past is None or not self._past.tapes.recorded)  # else it is on a tape
+                if (since := self._standing.heard(notice, ours)) is not None:
                     self._give(self._order.doubt(since, time.monotonic()))
                 self._started = self._started or (time.monotonic() if ready else 0.0)
                 (self._ready.set if ready else self._ready.clear)()
@@ -487,14 +490,11 @@ class Subscriber(Inbox):
 
     def health(self) -> SubscriberHealth:
         """What is well and what is not."""
-        proved = self._exchanges.proved()
-        silent = self._membership.monitor_silent_seconds() if self._membership.joined or self._past is None else 0.0
-        missing = tuple(id for id, is_proved in proved.items() if not is_proved)
+        proved, joined, has_past = self._exchanges.proved(), self._membership.joined, self._past is not None
+        silent = self._membership.monitor_silent_seconds() if joined or not has_past else 0.0
         problems = [] if self._failure is None else [str(self._failure)]
-        if not (self._membership.joined or self._past is not None) or silent > SILENT_SECONDS:
-            problems.append(f"the Monitor has been silent for {silent:.1f} s")
-        if self._buffered >= BUFFER_BYTES:
-            problems.append("the application does not keep up: the buffer is full")
+        problems += [f"the Monitor has been silent for {silent:.1f} s"] * (silent > SILENT_SECONDS or not (joined or has_past))
+        problems += ["the application does not keep up: the buffer is full"] * self.is_full()
         ready = self._ready.is_set() and self._failure is None and not self._closed
-        attached, buffered = tuple(id for id in proved if id not in missing), self._buffered + self._order.held_bytes
-        return SubscriberHealth.of(ready, self._closed, attached, missing, silent, buffered, self.lost, problems)
+        buffered = self._buffered + self._order.held_bytes
+        return SubscriberHealth.of(ready, self._closed, proved, silent, buffered, self.lost, problems)

@@ -12,7 +12,7 @@ matches them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -85,6 +85,11 @@ class TopicFilter:
         self._expression = re.compile("|".join(f"(?:{_expression(pattern)})" for pattern in self.patterns), re.DOTALL)
         self._known: dict[bytes, bool] = {}
 
+    @property
+    def takes_all(self) -> bool:
+        """But for private topics: there is nothing to be chosen."""
+        return ">" in self.patterns
+
     def wants(self, topic: bytes) -> bool:
         """Whether messages on this topic are delivered; an undecodable topic is not."""
         known = self._known.get(topic)
@@ -154,14 +159,15 @@ class SubscriberHealth(NamedTuple):
         cls,
         ready: bool,
         closed: bool,
-        attached: tuple[str, ...],
-        missing: tuple[str, ...],
+        proved: Mapping[str, bool],
         silent: float,
         buffered: int,
         lost: int,
         problems: list[str],
     ) -> SubscriberHealth:
-        """With what these say themselves among the problems."""
+        """With what these say themselves among the problems. proved: whether our subscriptions are, by Exchange."""
+        attached = tuple(id for id, is_proved in proved.items() if is_proved)
+        missing = tuple(id for id, is_proved in proved.items() if not is_proved)
         told = [*(["closed"] * closed), *problems]
         told += [f"not attached to Exchanges {', '.join(missing)}"] if missing else []
         told += [f"{lost} messages were lost"] if lost else []

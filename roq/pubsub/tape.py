@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from roq.errors import DataLost, InvalidPosition, LogTrimmed, LogUnavailable
@@ -16,10 +16,11 @@ from roq.log.replicated.metadata import LogMeta, SegmentState
 from roq.log.replicated.reader import Entry, SegmentReader
 from roq.log.replicated.stores import Stores
 from roq.pubsub.order import Origin
+from roq.pubsub.tape_selection import TapeSelection
 from roq.wire import gcm
 from roq.wire.assignment import from_json
 from roq.wire.monitor import ExchangeAddress
-from roq.wire.recording import entry_time
+from roq.wire.recording import entry_time, messages_before, messages_in
 
 SKEW_MS = 5_000  # between the clocks of two hosts, at most
 STEP_MS = 1_000  # by which a host's clock is set back, at most, for `seek` to find the first entry of a time
@@ -73,11 +74,17 @@ class Tape(SegmentReader):
         self.ahead: deque[Entry] = deque()
         self.looked = 0.0  # when it was seen that nothing follows (monotonic)
         self._proved = 0.0  # when it was asked last whether it is certain (monotonic)
+        self._empty_behind = -1  # of the entry there was none when it was asked last, nor is one on its way
         self.late_at = 0.0  # when something was handed out that was not new any more (monotonic)
         self._failing = 0.0  # since when it can't be read (monotonic), 0: it can
         self._meta, self.live = view.meta, view.live
         self.metadata = from_json(view.meta, LogMeta)
         self.of_queue = of_queue
+        self._selection: TapeSelection | None = None
+
+    def select(self, wants: Callable[[bytes], bool]) -> None:
+        """Read only what may have something of these topics; what lies between is passed over."""
+        self._selection = TapeSelection(self, wants)
 
     def update(self, view: gcm.TapeView) -> None:
         """What is known of it now. Whoever waits for more of it asks again if that is something else than before."""
@@ -104,6 +111,11 @@ class Tape(SegmentReader):
     def ended(self) -> bool:
         """Nothing will follow what was handed out."""
         return not self.ahead and not self.is_open and self.done >= self.metadata.next_first - 1
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing followed what was handed out, nor was anything on its way to enough stores, when that was asked last."""
+        return not self.ahead and self._empty_behind == self.done
 
     def unread_at(self, now: float) -> float:
         """When something of it last lay unread; `now` while it does, or can't be read just now (monotonic)."""
@@ -138,7 +150,7 @@ class Tape(SegmentReader):
         meta, began = self.metadata, time.time_ns() // 1_000_000
         self._changed.clear()
         try:
-            self.ahead.extend(await self.read_from(meta, self.done, wait_seconds, ask_all=True))
+            self.ahead.extend(await self.read_on(meta, self.done, wait_seconds))
         except LogTrimmed:
             missed = self.metadata.trimmed - self.done
             self.done = self.metadata.trimmed
@@ -151,9 +163,32 @@ class Tape(SegmentReader):
         if not self.ahead and prove and now - self._proved > PROVE_SECONDS:
             self._proved = now
             is_written = bool(meta.segments) and meta.segments[-1].state is SegmentState.OPEN
+            self._empty_behind = -1
             if is_written and await self.is_nothing_at(meta, self.done + 1):
+                self._empty_behind = self.done
                 self.seen = max(self.seen, began - UNCONFIRMED_MS)
         return 0
+
+    async def read_on(self, meta: LogMeta, after: int, wait_seconds: float = 0.0, last: int = 0) -> list[Entry]:
+        """As read_from; of what was selected, if anything was: what is given may go on behind `last`. Raises as that."""
+        found = [] if self._selection is None else await self._selection.read(meta, after, last)
+        return found or await self.read_from(meta, after, wait_seconds, ask_all=True, last=last)
+
+    async def messages_behind(self, done: int) -> int:
+        """Stored behind entry `done`, as far as the nodes that answer know, without what is trimmed; -1: not known. Nobody is
+        asked if it was read up to there and seen lately that nothing follows. Raises LogUnavailable, DataLost, FrameError,
+        LogTrimmed (ask again)."""
+        if done >= self.done and not self.ahead and (self.ended or time.monotonic() - self.looked < LATELY_SECONDS):
+            return 0
+        meta = self.metadata
+        done, last = max(done, meta.trimmed), await self.confirmed_end(meta)
+        if last <= done:
+            return 0
+        is_next = self.ahead and self.ahead[0][0] == done + 1
+        first = [self.ahead[0]] if is_next else await self.read_from(meta, done)
+        end = await self.read_from(meta, last - 1)
+        before, until = (messages_before(run[0][1]) if run else None for run in (first, end))
+        return -1 if before is None or until is None else max(until + messages_in(end[0][1]) - before, 0)
 
     async def seek_end(self) -> None:
         """Go on with what comes from now on. Raises LogUnavailable."""

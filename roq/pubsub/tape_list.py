@@ -12,25 +12,24 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from roq.coordination.locate import GcmClient
-from roq.errors import InvalidPosition, MessagesLost, NotRecorded
+from roq.errors import MessagesLost, NotRecorded
 from roq.log.replicated.stores import StaticDirectory, Stores
 from roq.pubsub.order import FOREVER, Origin
 from roq.pubsub.outage import Outage
-from roq.pubsub.start import LIVE, Start
+from roq.pubsub.start import LIVE, Start, time_ms
 from roq.pubsub.tape import LATELY_SECONDS, SKEW_MS, UNCONFIRMED_MS, Tape, has_older
+from roq.pubsub.tape_looks import FoundTapes, look_at_tapes
 from roq.wire import gcm
 from roq.wire.recording import TapePosition
-
-REQUEST_SECONDS = 10.0
-FoundTapes = tuple[gcm.Tapes, float, int]
 
 
 class TapeList:
     """name: the queue's part of the tapes' names. reading: by Exchange. looked, looked_ms: when the last look began (monotonic
-    seconds, 0: look at once; milliseconds since 1970). recorded: at that look, whether the queue is. outage: of the GCM, or
-    of a tape's stores.
+    seconds, 0: look at once; milliseconds since 1970). recorded, since: at that look, whether the queue is, see wire.gcm.Tapes.
+    outage: of the GCM, or of a tape's stores.
 
-    on_missed: a range of entries that had expired. on_expired(exchange): of whose tape nothing is left."""
+    on_missed: a range of entries that had expired. on_expired(exchange): of whose tape nothing is left. wants: the topics that
+    are read; None: all."""
 
     def __init__(
         self,
@@ -39,9 +38,10 @@ class TapeList:
         start: Start,
         on_missed: Callable[[MessagesLost], None],
         on_expired: Callable[[str], None],
+        wants: Callable[[bytes], bool] | None = None,
     ) -> None:
         self._client, self._queue, self._start = client, queue, start
-        self._on_missed, self._on_expired = on_missed, on_expired
+        self._on_missed, self._on_expired, self._wants = on_missed, on_expired, wants
         self._directory = StaticDirectory({})
         self.stores = Stores(self._directory)
         self.outage = Outage("the tapes can't be read now", queue=queue)
@@ -50,9 +50,12 @@ class TapeList:
         self.looked = 0.0
         self.looked_ms = 0
         self._first_ms = 0  # the first look
-        self.recorded = True
+        self.recorded, self.since = True, 0
         self._read: dict[str, int] = {}  # up to where a tape was read that is not read any more; it may grow again
+        self._found: gcm.Tapes | None = None  # by the last look
         self._left: set[str] = set()  # Exchanges that are not read from their tapes
+        self.early_ms = 0  # so much before its time a reader that begins at one is told what there is
+        self.begins: dict[str, int] = {}  # of that one: the entry before its time, by Exchange
 
     def begin_behind(self, position: TapePosition) -> None:
         """There, instead of where it was to begin. Before the first look."""
@@ -62,17 +65,17 @@ class TapeList:
         """Which tapes there are, and where. Raises QueueNotFound, NotRecorded, Unavailable, DeadlineExceeded."""
         self.know(await self.ask())
 
-    async def ask(self) -> FoundTapes:
-        """The GCM's answer, for `know`, and when it was asked. Raises as `look`."""
-        began = time.monotonic(), time.time_ns() // 1_000_000
-        return await self._client.request(gcm.DescribeTapes(self._queue), gcm.Tapes, REQUEST_SECONDS), *began
+    async def ask(self, since: float | None = None) -> FoundTapes:
+        """The GCM's answer, for `know`, to a question of that time or later (monotonic); of now. Raises as `look`."""
+        return await look_at_tapes(self._client, self._queue, time.monotonic() if since is None else since)
 
-    def know(self, answer: FoundTapes) -> None:
-        """These are the tapes. Raises NotRecorded: they are another queue's."""
+    def know(self, answer: FoundTapes) -> bool:
+        """These are the tapes; whether that is the same as before. Raises NotRecorded: they are another queue's."""
         found, began, began_ms = answer
         if self.name not in ("", found.tapes):
             raise NotRecorded(f"queue {self._queue!r} was removed and created anew: what was on its tapes is gone")
-        self.name, self.looked, self.looked_ms, self.recorded = found.tapes, began, began_ms, found.recorded
+        self.name, self.looked, self.looked_ms = found.tapes, began, began_ms
+        self.recorded, self.since = found.recorded, found.since
         self._first_ms = self._first_ms or began_ms
         self._directory.endpoints.update(found.stores)
         self._directory.alive.update(found.stores)
@@ -81,11 +84,15 @@ class TapeList:
                 self.reading[view.exchange].update(view)
             elif view.exchange not in self._left:
                 tape = Tape(view, self.stores, (self._queue, found.made_by))
+                if self._wants is not None:
+                    tape.select(self._wants)
                 begin = 0 if isinstance(self._start, TapePosition) else tape.metadata.trimmed
                 tape.done = self._read.get(view.exchange, begin)
                 if view.exchange not in self._read or not tape.ended:
                     self.reading[view.exchange] = tape
         self._forget({view.exchange for view in found.views})
+        same, self._found = found == self._found, found
+        return same
 
     def _forget(self, there: set[str]) -> None:
         """The others have expired altogether."""
@@ -104,16 +111,29 @@ class TapeList:
         if start == LIVE:
             await asyncio.gather(*(tape.seek_end() for tape in tapes))
         elif isinstance(start, datetime | timedelta):
-            since = start.timestamp() if isinstance(start, datetime) else time.time() - start.total_seconds()
-            await asyncio.gather(*(tape.seek(round(since * 1000)) for tape in tapes))
+            since = time_ms(start)
+            await asyncio.gather(*(self._seek(tape, since) for tape in tapes))
         elif isinstance(start, TapePosition):
-            if start.tapes != self.name:
-                raise InvalidPosition("the position is of another queue, or of one that was removed and created anew")
+            start.check_queue(self.name)
             for exchange, done in start.done.items():
                 if exchange in self.reading:
                     self.reading[exchange].begin_behind(done)
                 else:  # its tape has expired, nobody knows whether there was more on it
                     self._on_missed(MessagesLost(0, "", done + 1, done + 1, 0))
+
+    async def _seek(self, tape: Tape, since_ms: int) -> None:
+        if self.early_ms:
+            await tape.seek(since_ms - self.early_ms)
+        early = tape.done
+        await tape.seek(since_ms)
+        self.begins[tape.exchange.id] = tape.done
+        tape.done = early if self.early_ms else tape.done
+
+    async def ends(self) -> dict[str, int]:
+        """The last entry of each tape that is known to be stored, by Exchange; not of those whose stores don't answer."""
+        tapes = list(self.reading.values())
+        found = await asyncio.gather(*(tape.confirmed_end(tape.metadata) for tape in tapes), return_exceptions=True)
+        return {tape.exchange.id: end for tape, end in zip(tapes, found, strict=True) if isinstance(end, int)}
 
     def leave(self, exchange: str, *, for_good: bool = False) -> None:
         """Read its tape no longer. for_good: even if it grows; what comes from this Exchange comes from elsewhere."""
@@ -144,6 +164,10 @@ class TapeList:
         times = [since for tape in self.reading.values() if (since := tape.behind_since(now)) is not None]
         unlisted = [self.looked_ms] if now_ms - self.looked_ms > LATELY_SECONDS * 1000 else []
         return [since or self._first_ms for since in times] + unlisted
+
+    def switched_on(self) -> int:
+        """See wire.gcm.Tapes, since."""
+        return self.since
 
     @property
     def more(self) -> bool:

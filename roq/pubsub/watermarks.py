@@ -46,7 +46,8 @@ class TopicWatermarks:
         self._send(list(self.touched.values()), bytes_max)
 
     def _send(self, topics: Iterable[TopicRecord], bytes_max: int) -> None:
-        topics = list(topics)
+        up_to = self._sender.reveals_up_to
+        topics = [topic for topic in topics if topic.last <= up_to]
         if not self._sender.follows or not topics:
             return
         body: dict[str, tuple[int, int]] = {}

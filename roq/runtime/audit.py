@@ -19,12 +19,16 @@ audit.setLevel(logging.INFO)  # whatever else is logged
 ANYBODY = "anybody"  # in a cluster without security
 _refusals = Refusals(audit, Counters())
 _NAMES = ("name", "queue", "exchange", "host", "reason", "draining", "version")  # of what requests tell; the rest is data
+_OF_QUEUES = ("Queue", "CreateMissing")  # ends of the names of requests whose `name` is a queue's
 
 
 def acted(card: Card | None, request: Any, failure: str = "") -> None:
     """It was allowed. card: None without security. failure: the error's class; it may have been done all the same."""
+    kind = type(request).__name__
     about = {name: value for name in _NAMES if (value := getattr(request, name, "")) not in ("", None)}
-    fields = {"who": card.name if card is not None else ANYBODY, "request": type(request).__name__, **about}
+    if "name" in about and kind.endswith(_OF_QUEUES):
+        about = {"queue": about.pop("name"), **about}  # found by the word that all lines have for it
+    fields = {"who": card.name if card is not None else ANYBODY, "request": kind, **about}
     if failure:
         fields["failure"] = failure
     audit.info("administrative request", extra={"fields": fields})

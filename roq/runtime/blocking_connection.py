@@ -20,8 +20,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 
 from roq.errors import AccessDenied, Closed, FrameError, Unavailable
-from roq.runtime.connections import DEAD_SECONDS, tune
 from roq.runtime.security import Security, process_security
+from roq.runtime.sockets import DEAD_SECONDS, tune
 from roq.wire import zmtp
 from roq.wire.curve import Curve
 from roq.wire.limits import CONTROL_BYTES_MAX

@@ -17,76 +17,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from roq.errors import AccessDenied, FrameError, PortTaken, RoqError
+from roq.errors import AccessDenied, FrameError, RoqError
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
-from roq.runtime.read_budget import READ_BYTES_MAX, ReadBudget
+from roq.runtime.read_budget import ReadBudget
 from roq.runtime.security import Security, process_security
+from roq.runtime.sockets import listen, tune
 from roq.wire import zmtp
 from roq.wire.card import Card
 from roq.wire.curve import Curve
 from roq.wire.limits import CONTROL_BYTES_MAX, LISTEN_BACKLOG, PEERS_MAX
 
-DEAD_SECONDS = 10  # without an answer of the other end's kernel
-QUIET_SECONDS, PROBE_SECONDS, PROBES = 10, 5, 4  # the same where a peer may leave its messages unread: found after 30 s
 HANDSHAKE_SECONDS = 5.0  # a peer that connects and says nothing is dropped
 CONNECT_SECONDS = 5.0
 RECONNECT_SECONDS, RECONNECT_MAX_SECONDS = 0.02, 1.0
 WAITING_BYTES_MAX = 8 * CONTROL_BYTES_MAX  # for one peer
 REST_SECONDS = 0.4  # for what peers have not taken yet when the process ends
-# What kernels keep of one patient connection, on either side: they would give megabytes, which a hand-over waits behind.
-UNREAD_BYTES, UNSENT_BYTES = 1024 * 1024, 256 * 1024
-UNREAD_BYTES_MAX = 4 * UNREAD_BYTES  # read at once when the loop was busy
-TCP_NOTSENT_LOWAT = 25  # Linux's number; the socket module has no name for it
 TURN_LOOK_SECONDS = 0.5  # between two looks whether a peer uses its turn
 _REST = "send rest"  # name of the tasks that wait for it
 
 log = logger(__name__)
-
-
-def tune(connection: socket.socket, *, patient: bool = False) -> None:
-    """No delay, and an end to connections whose other end is gone. patient: one that lives may leave what is sent unread."""
-    idle, every, probes = (QUIET_SECONDS, PROBE_SECONDS, PROBES) if patient else (DEAD_SECONDS // 2, 1, DEAD_SECONDS // 2)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
-    if patient:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, UNREAD_BYTES)
-        connection.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-    else:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_SECONDS * 1000)
-
-
-def listen(address: str, port: int) -> socket.socket:
-    """A listening socket; port 0: any free one. Raises PortTaken."""
-    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setblocking(False)
-        listener.bind((address, port))
-        listener.listen(LISTEN_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise PortTaken(f"can't bind {address}:{port}: {error}") from error
-    return listener
-
-
-def unread(transport: asyncio.Transport) -> Iterator[bytes]:
-    """What has come and the loop has not read yet, up to UNREAD_BYTES_MAX."""
-    descriptor, left = transport.get_extra_info("socket").fileno(), UNREAD_BYTES_MAX
-    try:
-        while left > 0 and descriptor >= 0 and (data := os.read(descriptor, READ_BYTES_MAX)):
-            left -= len(data)
-            yield data
-    except OSError:  # nothing there, or the connection is broken
-        return
 
 
 def _await_rest(loop: asyncio.AbstractEventLoop, gone: asyncio.Event, give_up: Callable[[], None]) -> asyncio.Task[bool]:
@@ -237,6 +190,7 @@ class Peer(ZmtpConnection):
 
     def _let_in(self, card: Card) -> None:
         self._server.let_in(card)
+        self._server.count(card)
         self.card = card
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -298,6 +252,7 @@ class Server:
         self.peers: dict[bytes, Any] = {}  # by name: a number
         self.closed = self._full = False
         self._names = 0
+        self._by_card: dict[str, int] = {}  # connections of names that have a quota of them
         self._looking: asyncio.TimerHandle | None = None
         self._gone = asyncio.Event()  # it is closed, and so are all connections
         self._loop = asyncio.get_running_loop()
@@ -316,6 +271,14 @@ class Server:
         """Of the peer of this name; None without security, or if it is gone."""
         peer = self.peers.get(name)
         return None if peer is None else peer.card
+
+    def count(self, card: Card) -> None:
+        """Another connection of this name. Raises AccessDenied: it has all that its quota allows."""
+        if limit := card.quota.connections:
+            there = self._by_card.get(card.name, 0)
+            if there >= limit:
+                raise AccessDenied(f"{card.name} has {there} connections here, as many as the quota of its card allows")
+            self._by_card[card.name] = there + 1
 
     def cut(self, revoked: frozenset[str]) -> None:
         """Whose card has one of these ids is out. From any thread: a server belongs to its own loop."""
@@ -378,6 +341,10 @@ class Server:
     def lost(self, peer: Peer) -> bool:
         """A connection is over; False if it never began."""
         known, self._full = self.peers.pop(peer.name, None) is not None, False
+        if known and peer.card is not None and peer.card.quota.connections:
+            left = self._by_card.pop(peer.card.name) - 1
+            if left:
+                self._by_card[peer.card.name] = left
         if self.closed and not self.peers:
             self._gone.set()
         return known

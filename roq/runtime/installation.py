@@ -16,6 +16,11 @@ BRINGS = {
     "spark": ("pyspark", "py4j", "pyarrow", "pandas", "numpy"),
     "testing": ("pytest", "docker"),
     "metrics": ("prometheus_client",),
+    "fleet": ("docker",),
+    "cloud": ("libcloud",),
+    "postgresql": ("psycopg",),
+    "jetstream": ("nats",),
+    "console": ("fastapi", "starlette", "uvicorn", "websockets"),
 }
 
 

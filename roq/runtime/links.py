@@ -15,8 +15,9 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from roq.errors import FrameError
-from roq.runtime.connections import WAITING_BYTES_MAX, Client, Peer, Server, unread
+from roq.runtime.connections import WAITING_BYTES_MAX, Client, Peer, Server
 from roq.runtime.security import Security
+from roq.runtime.sockets import unread
 from roq.wire import zmtp
 from roq.wire.card import Card
 from roq.wire.limits import CONTROL_BYTES_MAX, SUBSCRIPTION_BYTES_MAX, SUBSCRIPTIONS_MAX, UNFINISHED_BYTES_MAX
@@ -148,6 +149,10 @@ class Broadcaster(Server):
             return SubscribedPeer(self, self._subscriptions)
 
         super().__init__(address, port, b"XPUB", SUBSCRIPTION_BYTES_MAX, make, UNFINISHED_BYTES_MAX, security, let_in)
+
+    def is_heard(self, key: bytes) -> bool:
+        """Whether anybody gets what begins like this."""
+        return bool(self._subscriptions.route(key))
 
     def send(self, parts: Sequence[bytes]) -> None:
         """The first part is what is subscribed to."""

@@ -1,24 +1,18 @@
-"""Structured logs (one JSON object per line) and counters. Nothing secret goes in either.
+"""Structured logs and counters. Nothing secret goes in either.
 
-A line says what happened in fixed words, and its facts in `extra={"fields": …}`. Our own processes write both as JSON; in a
-user's process, whose logging is ordinary, `logger` puts the facts behind the words.
+A line says what happened in fixed words, and its facts in `extra={"fields": …}`. Our own processes write both as JSON
+(roq/runtime/log_output.py); in a user's process, whose logging is ordinary, `logger` puts the facts behind the words.
 """
 
 from __future__ import annotations
 
 import bisect
-import contextlib
-import json
 import logging
-import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 LOG_REPEAT_SECONDS = 5.0  # the same kind of refusal is logged at most this often; all are counted
-LOG_BYTES_MAX = 16 * 1024 * 1024  # a log file is cut in two at this size, one older half is kept
 
 
 class Counters(Counter[str]):
@@ -60,62 +54,6 @@ def logger(name: str) -> logging.Logger:
     made = logging.getLogger(name)
     made.addFilter(_FACTS)  # once, however often it is added
     return made
-
-
-class JsonFormatter(logging.Formatter):
-    """{"t": seconds since 1970, "level", "process", "pid", "message", …extra fields}"""
-
-    def __init__(self, process: str) -> None:
-        super().__init__()
-        self.process = process
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line of one record."""
-        line = {
-            "t": round(record.created, 6),
-            "level": record.levelname.lower(),
-            "process": self.process,
-            "pid": os.getpid(),
-            "message": getattr(record, "what", None) or record.getMessage(),
-        }
-        line.update(getattr(record, "fields", {}))
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
-
-
-class _CappedFile(logging.StreamHandler):  # type: ignore[type-arg]
-    """Appends to a file and starts over once it is large; keeps one older half beside it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        super().__init__(path.open("a", buffering=1))
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            if self.stream.closed or self.stream.tell() > LOG_BYTES_MAX:
-                self._begin_anew()
-        except OSError:  # tell() writes what is left: on a full disk the record is dropped, and the program goes on
-            return
-        super().emit(record)
-
-    def _begin_anew(self) -> None:
-        self.stream.close()
-        with contextlib.suppress(FileNotFoundError):
-            self.path.replace(self.path.with_suffix(self.path.suffix + ".1"))
-        self.stream = self.path.open("a", buffering=1)
-
-
-def set_up_logging(process: str, level: str = "INFO", path: Path | None = None) -> None:
-    """Send this process's records to `path`, or to standard error."""
-    handler = _CappedFile(path) if path else logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(process))
-    root = logging.getLogger()
-    for old in root.handlers[:]:
-        root.removeHandler(old)
-    root.addHandler(handler)
-    root.setLevel(level)
-    logging.getLogger("kazoo").setLevel(logging.ERROR)
 
 
 class Refusals:

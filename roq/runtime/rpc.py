@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Collection
 from enum import StrEnum
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,10 +21,10 @@ from roq.runtime.audit import acted
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.router import Dealer, Router
 from roq.runtime.security import members_only
-from roq.wire.card import Card
+from roq.wire.card import Card, CardRole
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.envelope import EnvelopeKind, error_of, open_envelope, seal, seal_error
-from roq.wire.limits import REQUESTS_IN_FLIGHT, UNFINISHED_BYTES_MAX
+from roq.wire.limits import REQUESTS_IN_FLIGHT, REQUESTS_OF_ONE, UNFINISHED_BYTES_MAX
 
 T = TypeVar("T", bound=msgspec.Struct)
 log = logger(__name__)
@@ -69,6 +70,7 @@ class RpcServer:
         self._decode_notice = msgspec.msgpack.Decoder(notices).decode if notices is not None else None
         self._handle, self._notice = handle, notice
         self._tasks: dict[asyncio.Task[None], tuple[bytes, int]] = {}
+        self._under_way: dict[bytes | str, int] = {}  # requests, by who asked
 
     def _message(self, parts: list[bytes]) -> None:
         try:
@@ -121,13 +123,22 @@ class RpcServer:
             self._refusals.note("undecodable_request", error)
             self._router.send(peer, seal_error(id, FrameError(f"undecodable request: {error}")))
             return
-        if len(self._tasks) >= REQUESTS_IN_FLIGHT:
+        card = self.card_of(peer)
+        holder = peer if card is None or card.role is not CardRole.CLIENT else card.name
+        under_way = self._under_way.get(holder, 0)
+        if len(self._tasks) >= REQUESTS_IN_FLIGHT or under_way >= REQUESTS_OF_ONE:
             self.counters["refused_busy"] += 1
             self._router.send(peer, seal_error(id, TemporaryError("too many requests in flight: try again")))
             return
         task = asyncio.get_running_loop().create_task(self._answer(peer, id, request))
-        self._tasks[task] = (peer, id)
-        task.add_done_callback(self._tasks.pop)
+        self._tasks[task], self._under_way[holder] = (peer, id), under_way + 1
+        task.add_done_callback(partial(self._answered, holder))
+
+    def _answered(self, holder: bytes | str, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        self._under_way[holder] -= 1
+        if not self._under_way[holder]:
+            del self._under_way[holder]
 
     async def _answer(self, peer: bytes, id: int, request: msgspec.Struct) -> None:
         self.counters["requests"] += 1

@@ -31,6 +31,7 @@ from typing import Any
 from urllib.parse import quote
 
 import msgspec
+from nacl import bindings
 
 from roq.errors import AccessDenied, InvalidConfiguration
 from roq.runtime.audit import turned_away
@@ -39,7 +40,7 @@ from roq.runtime.observe import logger
 from roq.runtime.places import configuration_home
 from roq.wire import zmtp
 from roq.wire.card import CARD_PROPERTY, AccessList, Card, CardRole, SecurityMode, verify, verify_card
-from roq.wire.curve import CurveClient, CurveOrNullServer, CurveServer, KeyPair
+from roq.wire.curve import KEY_BYTES, CurveClient, CurveOrNullServer, CurveServer, KeyPair
 
 log = logger(__name__)
 
@@ -106,9 +107,20 @@ class Security:
         if not signed:
             raise AccessDenied("no card was shown, and the access list has none for this key")
         card = verify_card(signed, key, self._authorities, self._clock())
+        self.check_good(card)
+        return card
+
+    def presented(self, signed: bytes, secret: bytes) -> Card:
+        """Of who holds this secret key, as every server of the cluster would let it in. Raises AccessDenied."""
+        if len(secret) != KEY_BYTES:
+            raise AccessDenied(f"a secret key of {len(secret)} bytes")
+        return self._card_of(bindings.crypto_scalarmult_base(secret), signed)
+
+    def check_good(self, card: Card) -> None:
+        """That it is not over and not revoked by now. Raises AccessDenied."""
+        card.check_time(self._clock())
         if card.id in self.access.revoked:
             raise AccessDenied(f"the card of {card.name} was revoked")
-        return card
 
     def watch(self, server: Any) -> None:
         """Its `cut(revoked)` is called when cards are revoked."""

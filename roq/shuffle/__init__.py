@@ -21,11 +21,22 @@ from typing import Any
 from roq.runtime.installation import brought_by
 
 # Loaded when asked for: the leader in gcm plans shuffles without pyarrow. The types are in __init__.pyi.
-_HOMES = {"open": "service", "Shuffles": "service", "Writer": "writer"}
+_HOMES = {
+    "shuffle.service": ("open", "Shuffles"),
+    "shuffle.writer": ("Writer",),
+    "wire.shuffle": ("Description", "Interval", "Position", "Range", "Receipt", "ShuffleState", "Spec"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME)  # noqa: PLE0605 - as in __init__.pyi
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with brought_by("shuffle", __name__):
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        found = globals()[name] = getattr(import_module(f"roq.{_HOME[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,3 +1,16 @@
-from roq.shuffle.service import Shuffles as Shuffles
-from roq.shuffle.service import open as open
-from roq.shuffle.writer import Writer as Writer
+from roq.shuffle.service import Shuffles, open
+from roq.shuffle.writer import Writer
+from roq.wire.shuffle import Description, Interval, Position, Range, Receipt, ShuffleState, Spec
+
+__all__ = [
+    "Description",
+    "Interval",
+    "Position",
+    "Range",
+    "Receipt",
+    "ShuffleState",
+    "Shuffles",
+    "Spec",
+    "Writer",
+    "open",
+]

@@ -140,9 +140,9 @@ def fault(record: ShuffleRecord, samples: Iterable[RunSample], stored: set[tuple
 
 def keep(record: ShuffleRecord, epoch: int, hosts: Iterable[str]) -> Asks:
     """These hosts forget what the table does not give them."""
-    committed = record.committed
+    committed, held = record.committed, held_by(record.table)
     return [
-        (host, wire.KeepIntervals(epoch, record.id, kept_intervals(record.table, host), committed, True, record.epoch))
+        (host, wire.KeepIntervals(epoch, record.id, kept_intervals(held.get(host, ()), host), committed, True, record.epoch))
         for host in sorted(hosts)
     ]
 

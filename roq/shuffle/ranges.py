@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
 from roq.shuffle.sampling import Distribution
 from roq.wire.shuffle import RANGES_MAX, Interval, Position, Range
 
+HOLDERS_KEPT = 32_768  # as computed last: a score for each host, of up to a thousand, is asked for again at each step
 RANGE_BYTES = 64 * 1024 * 1024  # what a range should have, if nobody says how many there should be
 RANGES_PER_HOST = (10, 100)  # an order of magnitude more ranges than hosts spreads the load; more than two is only overhead
 
@@ -198,7 +200,7 @@ def moves(old: Sequence[Range], new: Sequence[Range], pairs: Sequence[Overlap], 
 
 def holders(shuffle: str, identity: int, hosts: Iterable[str], replicas: int) -> tuple[str, ...]:
     """The hosts that hold the range with this identity, best first; fewer when there are fewer hosts."""
-    return _best(f"range\0{shuffle}\0{identity}", hosts, replicas)
+    return _holders(f"range\0{shuffle}\0{identity}", frozenset(hosts), replicas)
 
 
 def buffer_of(shuffle: str, partition: int, attempt: str, hosts: Iterable[str]) -> str:
@@ -209,6 +211,11 @@ def buffer_of(shuffle: str, partition: int, attempt: str, hosts: Iterable[str]) 
 def replica_order(reader: str, shuffle: str, number: int, hosts: Iterable[str]) -> tuple[str, ...]:
     """In which order a reader asks a range's holders: round robin over all readers, without state."""
     return _best(f"read\0{shuffle}\0{number}\0{reader}", hosts, None)
+
+
+@lru_cache(HOLDERS_KEPT)
+def _holders(thing: str, hosts: frozenset[str], replicas: int) -> tuple[str, ...]:
+    return _best(thing, hosts, replicas)
 
 
 def _best(thing: str, hosts: Iterable[str], count: int | None) -> tuple[str, ...]:

@@ -149,17 +149,19 @@ def check(record: ShuffleRecord) -> None:
 
 def with_holders(shuffle: str, table: Table, hosts: Collection[str], replicas: int) -> Table:
     """The same ranges, each at the hosts that its identity asks for."""
+    hosts = frozenset(hosts)
     return tuple(replace(each, holders=holders(shuffle, each.identity, hosts, replicas)) for each in table)
 
 
 def refilled(record: ShuffleRecord, live: Collection[str], hosts: Collection[str]) -> Table:
     """The same ranges with their live holders, and hosts in place of lost ones. A range stays with lost ones if none lives of
     those who have all of it, which are the former ones while data moves: nobody else has it."""
-    shuffle, replicas, found = record.id, record.spec.replicas, []
+    shuffle, replicas, found, hosts = record.id, record.spec.replicas, [], frozenset(hosts)
     for each, complete in zip(record.table, record.former or record.table, strict=True):
         kept = tuple(host for host in each.holders if host in live)
-        more = (host for host in holders(shuffle, each.identity, hosts, len(hosts)) if host not in kept)
-        filled = (*kept, *(host for host, _ in zip(more, range(replicas - len(kept)), strict=False)))
+        lacks = max(0, replicas - len(kept))
+        ranked = holders(shuffle, each.identity, hosts, replicas) if lacks else ()
+        filled = (*kept, *[host for host in ranked if host not in kept][:lacks])
         lives = any(host in live for host in complete.holders)
         found.append(replace(each, holders=filled) if lives else each)
     return tuple(found)

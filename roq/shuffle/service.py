@@ -104,7 +104,7 @@ class Shuffles:
         """
         check_memory(memory_bytes)
         if planned is not None and planned.name != name:
-            raise CallError(f"planned tells of shuffle {planned.name!r}, not of {name!r}")
+            raise CallError(f"planned is a description of shuffle {planned.name!r}, not of {name!r}")
         description = self._sealed(planned or self._service.describe(name))
         self._range(description, number)
         return self._rows(description, number, memory_bytes)

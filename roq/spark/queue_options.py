@@ -21,7 +21,7 @@ from roq.errors import InvalidAddress, InvalidConfiguration, WorkQueueNotFound
 from roq.pubsub.publisher import ROUTED, STORED
 from roq.spark.errors import address_of, name_of, option_error, refuse_unknown, spark_errors, whole_number
 from roq.wire.task import TaskState
-from roq.workqueue.address import QueueAddress, open_backend, parse, zookeepers
+from roq.workqueue.address import LOGS, QueueAddress, open_backend, parse, zookeepers
 
 EXAMPLE = '.option("address", "log:///data/tasks")'
 ROWS_MAX = 100_000_000
@@ -157,6 +157,10 @@ def _place(options: Mapping[str, str], kind: TargetKind) -> tuple[str, QueueAddr
         raise option_error("cluster" if "cluster" in options else "address", str(error)) from None
     if place.scheme == "memory":
         raise option_error("address", "memory: is a queue of one process, and Spark has many; take log:///folder")
+    if place.scheme in LOGS:
+        raise option_error(
+            "address", f"{place.scheme}: addresses are not for Spark; take log:///folder or roq://zookeeper/name"
+        )
     if kind is TargetKind.QUEUE and place.scheme != "roq":
         raise option_error("kind", f"publish/subscribe queues are in clusters only, not at {address}")
     return address, place

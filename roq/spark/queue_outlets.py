@@ -11,16 +11,19 @@ A row's number says whether the queue has it already:
 
 log:, roq:    the queue's own memory of its producers (records.py): a Spark job is a producer that lasts
 file:         task files are prepared, then renamed into the queue: what is not there any more is published
-queues        publish/subscribe queues keep nothing: rows published before a crash are published again
+recorded      with confirm "stored" a job is a producer of the queue: what is stored is not published again
+queues        other publish/subscribe queues keep nothing: rows published before a crash are published again
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, cast
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import (
@@ -39,11 +42,13 @@ from pyspark.sql.types import (
 
 import roq.blocking
 from roq.errors import InvalidConfiguration, InvalidTopic, PayloadTooLarge, SchemaMismatch
+from roq.pubsub.publisher import STORED
+from roq.spark.queue_files import create_note
 from roq.spark.queue_options import SPARK_FOLDER, QueueOptions, TargetKind
-from roq.wire.headers import with_headers
+from roq.wire.headers import PRIORITIES, with_headers
 from roq.wire.task import SECONDS_MAX, NewTask
 from roq.workqueue.address import open_backend
-from roq.workqueue.contract import DEDUP_KEY_BYTES_MAX, PRIORITIES, PUT_COUNT_MAX, Backend
+from roq.workqueue.contract import DEDUP_KEY_BYTES_MAX, PUT_COUNT_MAX, Backend
 from roq.workqueue.file_queue.publication import FilePublication
 from roq.workqueue.records import lasting
 
@@ -70,6 +75,7 @@ _TYPES = {
 }
 TOPIC_BYTES_MAX = 255
 SAVE = "save-"  # how the jobs begin that nobody will repeat
+JOB_CHARACTERS_MAX = 90  # of its name within a producer's
 PUT_BYTES = 4 * 1024 * 1024  # of payloads put at once
 
 
@@ -242,7 +248,8 @@ class FileOutlet:
         backend = open_backend(options.address, None)  # which counts what a killed driver had put, before the rest of it is
         backend.close()
         _check_size(backend, largest)
-        self._publication = FilePublication(options.place.path, f"{SPARK_FOLDER}/publishing/{job}", job, decided)
+        work, trusted = f"{SPARK_FOLDER}/publishing/{job}", options.place.options.trust_functions is True
+        self._publication = FilePublication(options.place.path, work, job, decided, trust_functions=trusted)
 
     def publish(self, number: int, batch: pa.RecordBatch) -> None:
         """See Outlet."""
@@ -262,18 +269,27 @@ class FileOutlet:
         self._publication.close()
 
 
-class TopicOutlet:
-    """A publish/subscribe queue."""
+class BegunBehind(msgspec.Struct, frozen=True):
+    """number: of the job's producer before the first row of a batch was published."""
 
-    def __init__(self, options: QueueOptions) -> None:
+    number: int
+
+
+class TopicOutlet:
+    """A publish/subscribe queue. Raises PayloadTooLarge when made, if `largest` is."""
+
+    def __init__(self, options: QueueOptions, largest: int, producer: str | None = None) -> None:
         self._cluster = roq.blocking.connect(options.place.zookeeper)
         self._cluster.__enter__()
         try:
-            self._publisher = self._cluster.publisher(options.place.path, confirm=options.confirm)
+            self._publisher = self._cluster.publisher(options.place.path, confirm=options.confirm, producer=producer)
             self._publisher.__enter__()
         except BaseException:
             self._cluster.__exit__(None, None, None)
             raise
+        if largest > (limit := self._publisher.payload_bytes_max):
+            self.close()
+            raise PayloadTooLarge(f"a payload has at most {limit} bytes in this queue, and a row has {largest}")
 
     def publish(self, number: int, batch: pa.RecordBatch) -> None:
         """See Outlet."""
@@ -295,12 +311,42 @@ class TopicOutlet:
             self._cluster.__exit__(None, None, None)
 
 
-class opened:  # noqa: N801  a context manager, as contextlib.closing
-    """The outlet of these options, for a `with`. largest: bytes of the largest payload, checked before any is published."""
+class RecordedOutlet(TopicOutlet):
+    """A recorded queue of which the job is a producer, over all its batches. folder: of the batch, whose plan has the same rows
+    in the same order whenever it is carried out."""
 
-    def __init__(self, options: QueueOptions, job: str, decided: int, largest: int) -> None:
-        if options.kind is TargetKind.QUEUE:
-            self._outlet: Outlet = TopicOutlet(options)
+    def __init__(self, options: QueueOptions, job: str, largest: int, folder: Path) -> None:
+        super().__init__(options, largest, f"spark-{job}" if len(job) <= JOB_CHARACTERS_MAX else _digest(job))
+        try:
+            begun, path = BegunBehind(self._publisher.number), folder / "begun.json"
+            if not create_note(path, begun):  # by a driver that was killed
+                begun = msgspec.json.decode(path.read_bytes(), type=BegunBehind)
+        except BaseException:
+            self.close()
+            raise
+        self._stored = max(0, self._publisher.number - begun.number)  # rows, the first ones, that need not be published again
+
+    def publish(self, number: int, batch: pa.RecordBatch) -> None:
+        """See Outlet."""
+        skipped = min(self._stored, batch.num_rows)
+        self._stored -= skipped
+        if skipped < batch.num_rows:
+            super().publish(number + skipped, batch.slice(skipped))
+
+
+def _digest(job: str) -> str:
+    return f"spark-{hashlib.sha256(job.encode()).hexdigest()[:32]}"
+
+
+class opened:  # noqa: N801  a context manager, as contextlib.closing
+    """The outlet of these options, for a `with`. largest: bytes of the largest payload, checked before any is published.
+    folder: of the batch."""
+
+    def __init__(self, options: QueueOptions, job: str, decided: int, largest: int, folder: Path) -> None:
+        if options.kind is TargetKind.QUEUE and options.confirm == STORED and not job.startswith(SAVE):
+            self._outlet: Outlet = RecordedOutlet(options, job, largest, folder)
+        elif options.kind is TargetKind.QUEUE:
+            self._outlet = TopicOutlet(options, largest)
         elif options.place.scheme == "file":
             self._outlet = FileOutlet(options, job, decided, largest)
         else:

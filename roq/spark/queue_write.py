@@ -48,10 +48,11 @@ log = logging.getLogger(__name__)
 
 
 class BatchPlan(msgspec.Struct, frozen=True):
-    """The files of a batch that count. decided: Unix milliseconds."""
+    """The files of a batch that count. decided: Unix milliseconds. largest: bytes of their largest payload; 0: not known."""
 
     files: list[Values]
     decided: int
+    largest: int = 0
 
 
 class HighestPublished(msgspec.Struct, frozen=True):
@@ -98,10 +99,10 @@ class Publication:
         """Whether it is decided which files count: some of their rows may be public."""
         return (self.folder / "plan.json").exists()
 
-    def decide(self, files: Sequence[ArrowFile]) -> tuple[BatchPlan, bool]:
+    def decide(self, files: Sequence[ArrowFile], largest: int = 0) -> tuple[BatchPlan, bool]:
         """The plan there is, or one with these files; whether it is a new one."""
         path = self.folder / "plan.json"
-        plan = BatchPlan([file.values() for file in files], time.time_ns() // 1_000_000)
+        plan = BatchPlan([file.values() for file in files], time.time_ns() // 1_000_000, largest)
         if not (new := create_note(path, plan)):
             plan = msgspec.json.decode(path.read_bytes(), type=BatchPlan)
         crash_point("sink.planned")
@@ -228,17 +229,17 @@ class _Writer:
         with spark_errors(address=self.options.address):
             publication = Publication(self.options.staging_folder(), done[0].job, batch)
             if not publication.done and (files or publication.planned):
-                largest = max(message.largest for message in done)
-                plan, new = publication.decide(files)
+                plan, new = publication.decide(files, max(message.largest for message in done))
                 try:
-                    with opened(self.options, done[0].job, plan.decided, largest) as outlet:
-                        publication.publish(plan, outlet)
-                        publication.note()
-                        outlet.end()
-                except PayloadTooLarge:  # found before anything is published; a stream may leave the row out next time
+                    target = opened(self.options, done[0].job, plan.decided, plan.largest, publication.folder)
+                except PayloadTooLarge:  # nothing is published; a stream may leave the row out next time
                     if new:
                         publication.undecide()
                     raise
+                with target as outlet:
+                    publication.publish(plan, outlet)
+                    publication.note()
+                    outlet.end()
             publication.clear() if once else publication.forget()
             publication.sweep()
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from roq.errors import InvalidPosition
+from roq.wire.recording import TapePosition
 
 RANGES_MAX = 1_000  # tasks of one batch: entries may be small
 TapeOffsets = dict[str, Any]  # what Spark keeps as JSON
@@ -39,10 +40,7 @@ class TapesDone(msgspec.Struct, frozen=True):
             found = msgspec.convert(offsets, cls)
         except msgspec.ValidationError as error:
             raise InvalidPosition(f"Spark's checkpoint names no place on tapes, {offsets}: {error}") from None
-        if found.tapes != tapes:
-            raise InvalidPosition(
-                "Spark's checkpoint is of another queue, or of one that was removed and created anew: begin with a new one"
-            )
+        TapePosition(found.tapes, found.done).check_queue(tapes, "Spark's checkpoint", "begin with a new one")
         return found
 
 

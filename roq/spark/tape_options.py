@@ -11,10 +11,11 @@ from datetime import datetime
 from urllib.parse import quote
 
 from roq.client.read import queue_at
-from roq.errors import InvalidAddress, InvalidConfiguration, InvalidName, InvalidPosition, InvalidTopic
+from roq.errors import InvalidAddress, InvalidConfiguration, InvalidFilter, InvalidName, InvalidPosition, InvalidTopic
 from roq.pubsub.subscription import check_filter
 from roq.spark.errors import address_of, name_of, option_error, refuse_unknown, whole_number
 from roq.wire.recording import ENTRY_BYTES, TapePosition
+from roq.wire.where import Where
 
 EXAMPLE = '.option("cluster", "zk1:2181").option("queue", "orders")'
 EARLIEST, LATEST = "earliest", "latest"
@@ -23,14 +24,15 @@ PARTITION_ENTRIES = 1_000  # of one task, at most about 1 GiB
 BYTES_MAX = ENTRIES_MAX * ENTRY_BYTES
 KNOWN = (
     "address", "cluster", "kind", "queue", "topics", "startingPosition", "endingPosition", "maxEntriesPerTrigger",
-    "maxBytesPerTrigger", "entriesPerPartition", "failOnDataLoss", "checkpointLocation", "queryName",
+    "maxBytesPerTrigger", "entriesPerPartition", "failOnDataLoss", "where", "checkpointLocation", "queryName",
 )  # fmt: skip
 Place = str | datetime | TapePosition  # "earliest", "latest", a time or a position
 
 
 @dataclass(frozen=True)
 class TapeOptions:
-    """Options as they were given, and their defaults. topics: filters. batch_entries: of one micro-batch at most; None: all."""
+    """Options as they were given, and their defaults. topics: filters. batch_entries: of one micro-batch at most; None: all.
+    where: a condition that messages must meet, "" for none."""
 
     zookeeper: str
     queue: str
@@ -40,6 +42,7 @@ class TapeOptions:
     batch_entries: int | None
     partition_entries: int
     fail_on_loss: bool
+    where: str = ""
 
 
 def is_recorded(options: Mapping[str, str]) -> bool:
@@ -62,6 +65,7 @@ def tape_options(options: Mapping[str, str], default_start: str) -> TapeOptions:
         batch_entries=_batch_entries(options),
         partition_entries=whole_number(options, "entriesPerPartition", PARTITION_ENTRIES, 1, ENTRIES_MAX),
         fail_on_loss=_flag(options, "failOnDataLoss"),
+        where=_condition(options.get("where", "").strip()),
     )
 
 
@@ -87,6 +91,13 @@ def _batch_entries(options: Mapping[str, str]) -> int | None:
     if "maxBytesPerTrigger" in options:
         limits.append(max(1, whole_number(options, "maxBytesPerTrigger", 0, 1, BYTES_MAX) // ENTRY_BYTES))
     return min(limits, default=None)
+
+
+def _condition(text: str) -> str:
+    try:
+        return Where(text).text if text else ""
+    except InvalidFilter as error:
+        raise option_error("where", str(error)) from None
 
 
 def _topics(text: str) -> tuple[str, ...]:

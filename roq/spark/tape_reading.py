@@ -24,16 +24,19 @@ from roq.coordination.locate import GcmClient
 from roq.errors import DataLost, FrameError, InvalidPosition, LogTrimmed, LogUnavailable
 from roq.log.replicated.reader import Entry
 from roq.log.replicated.stores import StaticDirectory, Stores
+from roq.pubsub.start import time_ms
 from roq.pubsub.subscription import TopicFilter
 from roq.pubsub.tape import TAPE_ENTRIES_MAX, Tape
+from roq.pubsub.tape_looks import describe_tapes
 from roq.runtime.backoff import delays
 from roq.runtime.loop_thread import LoopThread
 from roq.spark.tape_offsets import SeenNumbers, TapeRange
 from roq.spark.tape_options import EARLIEST, LATEST, Place, TapeOptions
 from roq.wire import frame as frames
-from roq.wire import gcm, store
+from roq.wire import store
 from roq.wire.frame import FrameKind
-from roq.wire.recording import TapePosition, decode_entry
+from roq.wire.recording import TapePosition, decode_entry, encode_entry
+from roq.wire.where import Where
 
 SCHEMA = StructType([
     StructField("topic", StringType(), nullable=False),
@@ -49,6 +52,7 @@ BATCH_BYTES = 16 * 1024 * 1024
 REQUEST_SECONDS = 15.0
 LOOK_SECONDS = 1.0  # between two looks at which tapes there are
 END_SECONDS = 3.0  # for a store to say how far it knows
+NOTHING = encode_entry(0, ())  # an entry
 PATIENCE_SECONDS = 60.0  # for stores to give what they said is confirmed; then Spark tries the task again
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -57,8 +61,9 @@ log = logging.getLogger(__name__)
 class QueueTapes:
     """On one loop; `await look()` first."""
 
-    def __init__(self, client: GcmClient, queue: str) -> None:
-        self._client, self._queue = client, queue
+    def __init__(self, client: GcmClient, queue: str, topics: TopicFilter) -> None:
+        """topics: `entries` may leave out what has none of them."""
+        self._client, self._queue, self._topics = client, queue, topics
         self.name = ""  # the queue's part of their names
         self.tapes: dict[str, Tape] = {}  # by Exchange
         self.live: set[str] = set()  # Exchanges that the queue has
@@ -76,7 +81,7 @@ class QueueTapes:
         (another queue has this name now), Unavailable."""
         if self._looked and time.monotonic() - self._looked < older_than:
             return
-        found = await self._client.request(gcm.DescribeTapes(self._queue), gcm.Tapes, REQUEST_SECONDS)
+        found = await describe_tapes(self._client, self._queue, REQUEST_SECONDS)
         if self.name not in ("", found.tapes):
             raise InvalidPosition(f"queue {self._queue!r} was removed and created anew: begin with a new checkpoint")
         self.name, self._looked = found.tapes, time.monotonic()
@@ -87,7 +92,9 @@ class QueueTapes:
             if view.exchange in self.tapes:
                 self.tapes[view.exchange].update(view)
             else:
-                self.tapes[view.exchange] = Tape(view, self._stores, (self._queue, found.made_by))
+                tape = self.tapes[view.exchange] = Tape(view, self._stores, (self._queue, found.made_by))
+                if not self._topics.takes_all:
+                    tape.select(self._topics.wants)
         for exchange in self.tapes.keys() - {view.exchange for view in found.views}:
             del self.tapes[exchange]
 
@@ -96,15 +103,14 @@ class QueueTapes:
         if place == LATEST:
             return await self.ends()
         if isinstance(place, TapePosition):
-            if place.tapes != self.name:
-                raise InvalidPosition("the position is of another queue, or of one that was removed and created anew")
+            place.check_queue(self.name)
             for exchange, tape in self.tapes.items():
                 tape.begin_behind(place.done.get(exchange, 0))
             return {exchange: tape.done for exchange, tape in self.tapes.items()}
         for tape in self.tapes.values():
             tape.done = tape.metadata.trimmed
         if isinstance(place, datetime):
-            await asyncio.gather(*(tape.seek(round(place.timestamp() * 1000)) for tape in self.tapes.values()))
+            await asyncio.gather(*(tape.seek(time_ms(place)) for tape in self.tapes.values()))
         else:
             assert place == EARLIEST
         return {exchange: tape.done for exchange, tape in self.tapes.items()}
@@ -145,8 +151,8 @@ class QueueTapes:
             await asyncio.gather(*waits, return_exceptions=True)
 
     async def entries(self, exchange: str, after: int, last: int) -> list[Entry]:
-        """Some entries, at least one, of those behind `after` up to `last`, all of which were confirmed. Raises LogTrimmed (the
-        next one has expired), DataLost, LogUnavailable."""
+        """Some entries, at least one, of those behind `after` up to `last`, all of which were confirmed; what lies between them
+        has none of the topics. Raises LogTrimmed (the next one has expired), DataLost, LogUnavailable."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         reason = ""
         for pause in delays(0.05, 1.0):
@@ -154,9 +160,9 @@ class QueueTapes:
             if tape is None:
                 raise LogTrimmed(f"the tape of Exchange {exchange} has expired")
             try:
-                run = await tape.read_from(tape.metadata, after, ask_all=True)
+                run = await tape.read_on(tape.metadata, after, last=last)
                 if run:
-                    return [entry for entry in run if entry[0] <= last]
+                    return [entry for entry in run if entry[0] <= last] or [(last, NOTHING)]
                 reason = "its stores don't know yet that it is confirmed"
             except DataLost as error:
                 await self.look()
@@ -184,7 +190,7 @@ class TapeLink:
             raise
 
     async def _opened(self, options: TapeOptions) -> QueueTapes:
-        tapes = QueueTapes(GcmClient(options.zookeeper), options.queue)
+        tapes = QueueTapes(GcmClient(options.zookeeper), options.queue, TopicFilter(options.topics))
         try:
             await tapes.look()
         except BaseException:
@@ -213,11 +219,13 @@ class TapeLink:
 
 
 class FrameRows:
-    """Frames become rows: of the wanted topics, and of what a publisher sent again on this tape only the first."""
+    """Frames become rows: of the wanted topics, and of what a publisher sent again on this tape only the first. where: what is
+    in a row has to meet it; "" for no condition."""
 
-    def __init__(self, topics: tuple[str, ...]) -> None:
+    def __init__(self, topics: tuple[str, ...], where: str = "") -> None:
         self.rows = MessageRows()
         self._filter, self._seen = TopicFilter(topics), SeenNumbers()
+        self._where = Where(where) if where else None
 
     def take(self, frame: bytes) -> None:
         """Whatever is no message leaves no row; what can't be read is logged, as subscribers do."""
@@ -240,7 +248,16 @@ class FrameRows:
             return
         if len(numbers) < header.count:
             items = [items[number - header.sequence] for number in numbers]
-        self.rows.add(topic.decode(), header.publisher, header.timestamp, numbers, items)
+        name = topic.decode()
+        if self._where is not None:
+            chosen = [pair for pair in zip(numbers, items, strict=True) if self._meets(name, header, pair[1])]
+            numbers, items = [number for number, _ in chosen], [item for _, item in chosen]
+        self.rows.add(name, header.publisher, header.timestamp, numbers, items)
+
+    def _meets(self, topic: str, header: frames.Header, item: frames.Item) -> bool:
+        assert self._where is not None
+        payload, headers = (item, None) if isinstance(item, bytes) else item
+        return self._where.matches(payload, headers, topic=topic, publisher=header.publisher, timestamp=header.timestamp)
 
     def batch(self) -> pa.RecordBatch:
         """As Spark wants it, and begin the next one. Numbers above 2**63 are negative there."""
@@ -259,7 +276,7 @@ class FrameRows:
 def range_rows(options: TapeOptions, name: str, part: TapeRange) -> Iterator[pa.RecordBatch]:
     """In a task: the rows of a range. name: the queue's part of its tapes' names. Raises DataLost (some have expired, or are
     damaged), InvalidPosition, Unavailable, LogUnavailable."""
-    taking, after = FrameRows(options.topics), part.after
+    taking, after = FrameRows(options.topics, options.where), part.after
     with TapeLink(options) as link:
         check_same(link.tapes, name)
         while after < part.last:

@@ -272,16 +272,18 @@ class TestedCluster(ABC):
     async def wait_for(look: Callable[[], Awaitable[T | None]], what: str, timeout_seconds: float = WAIT_SECONDS) -> T:
         """Until `look` gives something true; what it raises as RoqError or TimeoutError counts as "not yet"."""
         until = time.monotonic() + timeout_seconds
-        seen = "no"
+        seen = ""
         for delay in delays(0.02, 0.25):
+            looking = asyncio.timeout(max(0.1, until - time.monotonic()))
             try:
-                async with asyncio.timeout(max(0.1, until - time.monotonic())):
+                async with looking:
                     found = await look()
                 if found:
                     return found
                 seen = "no"
             except (RoqError, TimeoutError) as error:
-                seen = f"{type(error).__name__}: {error}"
+                if not seen or not looking.expired():  # else what the look before saw tells more
+                    seen = f"{type(error).__name__}: {error}"
             if time.monotonic() + delay > until:
                 raise DeadlineExceeded(f"waited {timeout_seconds:g} s until {what}; at last: {seen}")
             await asyncio.sleep(delay)

@@ -24,7 +24,7 @@ from roq.tools.local.zookeeper import server_status, takes_sessions
 
 log = logger(__name__)
 
-IMAGE = "roq:latest"
+IMAGE = "roq-test:latest"
 CHROOT = "/RoQ"
 ZOOKEEPER_PORT = 2181
 FIRST_ADDRESS = {"zookeeper": 11, "gcm": 31, "host": 51}  # last byte
@@ -306,7 +306,7 @@ class DockerCluster(TestedCluster):
     async def system_processes(self, name: str) -> list[HostProcess]:
         """By what they call themselves: names as only the HCM tells them are asked of it in the containers' own pids."""
         listing = await self._docker.call(self._machine(name).container.top, ps_args="-e -o pid,comm")
-        found = ((int(pid), comm) for pid, comm in listing["Processes"])
+        found = ((int(pid), comm) for pid, comm in listing["Processes"] or ())  # None: it is just starting
         return [HostProcess(comm, pid) for pid, comm in found if comm.startswith("roq-")]
 
     async def kill_process(self, name: str, process: str) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from roq.testing.cluster import CLIENT, Cut
 
-DELAY_QUEUE = 7  # number of the kernel's packet queue that docker/scripts/delay serves
+DELAY_QUEUE = 7  # number of the kernel's packet queue that docker/test/scripts/delay serves
 
 
 @dataclass

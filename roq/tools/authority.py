@@ -21,7 +21,7 @@ from nacl import bindings
 
 from roq.errors import CallError, InvalidConfiguration
 from roq.runtime.security import CardFile, text, tls, write_secret
-from roq.wire.card import AccessList, Card, CardRole, Grant, new_card, sign, verify
+from roq.wire.card import NO_QUOTA, AccessList, Card, CardRole, Grant, Quota, new_card, sign, verify
 from roq.wire.curve import KeyPair
 from roq.wire.limits import PROPERTIES_BYTES_MAX
 
@@ -45,6 +45,7 @@ class Issued(msgspec.Struct, frozen=True):
     signed: str
     revoked: bool = False
     admitted: bool = False
+    quota: Quota = NO_QUOTA
 
 
 class AuthorityFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,11 +101,17 @@ class Authority:
             os.close(lock)
 
     def issue(
-        self, name: str, role: CardRole, grants: Iterable[Grant] = (), days: float = DAYS, now: float | None = None
+        self,
+        name: str,
+        role: CardRole,
+        grants: Iterable[Grant] = (),
+        days: float = DAYS,
+        now: float | None = None,
+        quota: Quota = NO_QUOTA,
     ) -> CardFile:
         """A new card with a key of its own. days: until it is over. Raises CallError."""
         keys = KeyPair.new()
-        _, signed = self._sign(name, role, keys.public, grants, days, now, admitted=False)
+        _, signed = self._sign(name, role, keys.public, grants, days, now, quota, admitted=False)
         file = self._file
         servers = file.servers if role is not CardRole.CLIENT else ()
         authorities = tuple(public for public, _ in file.signing)
@@ -113,20 +120,29 @@ class Authority:
         server, _ = file.servers[0] if role is CardRole.CLIENT else _used(file.servers)  # programs are given theirs last
         return CardFile(text(signed), text(keys.secret), server, authorities, servers, passwords, file.zookeeper_ca)
 
-    def admit(self, name: str, key: bytes, grants: Iterable[Grant], days: float = DAYS) -> Card:
+    def admit(self, name: str, key: bytes, grants: Iterable[Grant], days: float = DAYS, quota: Quota = NO_QUOTA) -> Card:
         """A card for a program that has a CURVE key and no way to show a card: the access list has it."""
-        card, _ = self._sign(name, CardRole.CLIENT, key, grants, days, None, admitted=True)
+        card, _ = self._sign(name, CardRole.CLIENT, key, grants, days, None, quota, admitted=True)
         return card
 
     def _sign(
-        self, name: str, role: CardRole, key: bytes, grants: Iterable[Grant], days: float, now: float | None, *, admitted: bool
+        self,
+        name: str,
+        role: CardRole,
+        key: bytes,
+        grants: Iterable[Grant],
+        days: float,
+        now: float | None,
+        quota: Quota,
+        *,
+        admitted: bool,
     ) -> tuple[Card, bytes]:
         begins = time.time() if now is None else now
-        card = new_card(name, role, key, grants, begins, begins + days * DAY_SECONDS)
+        card = new_card(name, role, key, grants, begins, begins + days * DAY_SECONDS, quota=quota)
         signed = sign(card, self._signer())
         if len(signed) > CARD_BYTES_MAX:
             raise CallError(f"a card of {len(signed)} bytes: use fewer or shorter names, as `orders.*`")
-        issued = Issued(card.id, name, role, card.grants, card.expires, text(signed), admitted=admitted)
+        issued = Issued(card.id, name, role, card.grants, card.expires, text(signed), admitted=admitted, quota=quota)
         self._change(lambda file: msgspec.structs.replace(file, issued=(*file.issued, issued), version=file.version + admitted))
         return card, signed
 

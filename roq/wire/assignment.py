@@ -15,7 +15,7 @@ import msgspec
 
 from roq.errors import FrameError
 from roq.wire.decoding import UNDECODABLE
-from roq.wire.policy import Policy
+from roq.wire.policy import Policy, Rules, joined
 from roq.wire.recording import Record, Recording, tapes_of
 from roq.wire.work_queue import WorkQueueSpec, in_words
 
@@ -57,6 +57,14 @@ class MonitorRole(StrEnum):
     BACKUP = "backup"
 
 
+class Leaving(StrEnum):
+    """What is to leave a host on which nothing new is placed."""
+
+    NOTHING = ""
+    PROCESSES = "processes"  # of queues and work queues: it is drained
+    EVERYTHING = "everything"  # and what its store keeps: it is evacuated
+
+
 class Overflow(StrEnum):
     """What happens when a subscriber can't keep up."""
 
@@ -96,7 +104,7 @@ class MonitorAddress(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class FormerProcess(msgspec.Struct, frozen=True, omit_defaults=True):
     """A Monitor or Exchange that was replaced because its host was lost, and may live on there. port: of its Shutdown Monitor,
-    0 if not known; lease_seconds: after that time it has ended by itself."""
+    0 if not known; lease_seconds: after that time it has ended by itself. planned: its host lives and is told to end it."""
 
     name: str
     host: str
@@ -104,6 +112,7 @@ class FormerProcess(msgspec.Struct, frozen=True, omit_defaults=True):
     address: str = ""
     port: int = 0
     lease_seconds: float = LEASE_UNKNOWN_SECONDS
+    planned: bool = False
 
 
 class ProcessSpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -120,12 +129,19 @@ class ProcessSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     term: int = 1
     settings: QueueSettings = QueueSettings()
     monitor: MonitorAddress | None = None
-    policy: Policy | None = None  # for kind SCALING
+    policy: Policy | None = None  # for kind SCALING: its part that every version reads …
     role: MonitorRole = MonitorRole.ACTIVE
     monitors: tuple[MonitorAddress, ...] = ()
     work: WorkQueueSpec | None = None
     former: tuple[FormerProcess, ...] = ()
     recording: Recording | None = None  # for kind EXCHANGE, of a queue that is or was recorded
+    history: bool = False  # for kind SCALING: KPIs and decisions are kept, see roq.wire.kpi
+    rules: Rules = ()  # … and the rest of it
+
+    @property
+    def full_policy(self) -> Policy:
+        """For kind SCALING."""
+        return joined(self.policy or Policy(), self.rules)
 
     @property
     def name(self) -> str:
@@ -148,6 +164,7 @@ class Assignment(msgspec.Struct, frozen=True):
     revision: int
     processes: tuple[ProcessSpec, ...] = ()
     draining: bool = False  # nothing new is placed here
+    leaving: Leaving = Leaving.NOTHING
 
 
 class ProcessState(StrEnum):
@@ -181,7 +198,8 @@ class RunningProcess(msgspec.Struct, frozen=True):
 
 class HostReport(msgspec.Struct, frozen=True):
     """What runs on a host, and which assignment it has taken in. lease_seconds: so long after the host is found lost its
-    processes may go on; 0 if not told. card_expires: seconds since 1970; 0: it has none."""
+    processes may go on; 0 if not told. card_expires: seconds since 1970; 0: it has none. leaving: its store shall get nothing
+    new, and what it keeps goes to others."""
 
     host: str
     address: str
@@ -191,12 +209,13 @@ class HostReport(msgspec.Struct, frozen=True):
     processes: tuple[RunningProcess, ...] = ()
     lease_seconds: float = 0.0
     card_expires: float = 0.0
+    leaving: bool = False
 
 
 class QueueRecord(msgspec.Struct, frozen=True):
     """JSON of `queues/<q>`: a queue's metadata. `exchanges`: host by Exchange id; `backups`: hosts of its backup Monitors;
     `former`: what was replaced because its host was lost; `record`: how its tapes are kept, if it was ever recorded;
-    `recorded`: whether it is now."""
+    `recorded`: whether it is now; `recorded_since`: when that was switched on (seconds since 1970), 0: with its creation."""
 
     name: str
     settings: QueueSettings
@@ -210,6 +229,7 @@ class QueueRecord(msgspec.Struct, frozen=True):
     former: tuple[FormerProcess, ...] = ()
     record: Record | None = None
     recorded: bool = False
+    recorded_since: float = 0.0
 
     @property
     def recording(self) -> Recording | None:

@@ -26,6 +26,7 @@ CARD_PROPERTY = b"x-roq-card"
 CLOCK_SECONDS = 300.0  # clocks may differ by so much
 SIGNATURE_BYTES = 64
 GRANTS_MAX = 100  # of one card: it is sent with every connection
+PUBLISH_RATE_MIN = 100_000  # bytes per second: with less, what has been read already would take many seconds
 
 
 class SecurityMode(StrEnum):
@@ -72,6 +73,23 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
         return name.startswith(self.names[:-1]) if self.names.endswith("*") else name == self.names
 
 
+class Quota(msgspec.Struct, frozen=True, array_like=True):
+    """What all programs with cards of one name may use of each server, which is a port of a process. 0: no bound of its own."""
+
+    connections: int = 0
+    publish_bytes_per_second: int = 0  # through one Exchange
+
+    def check(self) -> None:
+        """Raises CallError."""
+        if self.connections < 0 or 0 < self.publish_bytes_per_second < PUBLISH_RATE_MIN or self.publish_bytes_per_second < 0:
+            raise CallError(
+                f"a quota is a number of connections, and {PUBLISH_RATE_MIN:,} bytes per second or more to publish; 0: no bound"
+            )
+
+
+NO_QUOTA = Quota()
+
+
 class Card(msgspec.Struct, frozen=True, array_like=True):
     """What is signed. id: random, named by revocations; key: X25519, 32 bytes; begins, expires: seconds since 1970."""
 
@@ -82,6 +100,7 @@ class Card(msgspec.Struct, frozen=True, array_like=True):
     grants: tuple[Grant, ...]
     begins: float
     expires: float
+    quota: Quota = NO_QUOTA
 
     def allows(self, right: Right, name: str) -> bool:
         """Whether its holder may do that with what has this name."""
@@ -110,16 +129,24 @@ class AccessList(msgspec.Struct, frozen=True, array_like=True):
 
 
 def new_card(
-    name: str, role: CardRole, key: bytes, grants: Iterable[Grant], begins: float, expires: float, id: str | None = None
+    name: str,
+    role: CardRole,
+    key: bytes,
+    grants: Iterable[Grant],
+    begins: float,
+    expires: float,
+    id: str | None = None,
+    quota: Quota = NO_QUOTA,
 ) -> Card:
-    """Raises CallError: too many grants, or names that can't be meant."""
+    """Raises CallError: too many grants, names that can't be meant, or such a quota."""
+    quota.check()
     kept = tuple(dict.fromkeys(grants))
     if len(kept) > GRANTS_MAX:
         raise CallError(f"a card has at most {GRANTS_MAX} rights, got {len(kept)}: use names that end with *")
     for grant in kept:
         if not grant.names or "*" in grant.names[:-1]:
             raise CallError(f"{grant.names!r} names no queues: a name, how names begin (`orders.*`), or `*`")
-    return Card(id or secrets.token_hex(8), name, role, key, kept, begins, expires)
+    return Card(id or secrets.token_hex(8), name, role, key, kept, begins, expires, quota)
 
 
 def sign(what: msgspec.Struct, authority_secret: bytes) -> bytes:

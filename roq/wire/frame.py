@@ -13,7 +13,8 @@ A frame is one ZeroMQ message part. Exchanges forward it undecoded and match sub
      10 path       u32    number of the publisher's path, from 1
      14 sequence   u64    number of the first payload, from 1, counted per publisher over all topics;
                           for control kinds: the last number sent so far
-     22 previous   u64    number of the last payload before this one on the same topic, 0 if none
+     22 previous   u64    number of the last payload before this one on the same topic, 0 if none; of a WATERMARK by an
+                          Exchange: of the first one that it has dropped for this subscriber
      30 index      u64    how many payloads this publisher sent on this topic before this frame
      38 count      u32    payloads in the body
      42 timestamp  u64    nanoseconds since 1970 at which the batch was opened
@@ -99,12 +100,13 @@ class FrameKind(IntEnum):
     ATTACHED = 1  # from the Exchange to one subscriber: all it subscribed to before FF is active; body = the Exchange's token
     OPEN = 2  # first frame of a path; body = PathOpening
     FIN = 3  # last frame of a path
-    MARK = 4  # asks the Monitor to confirm that everything before it was forwarded; body = mark number
+    MARK = 4  # asks the Exchange to confirm that it forwarded everything before; body = mark number
     WATERMARK = 5  # last numbers of recently used topics: reveals a lost tail; body = {topic: (last number, payloads sent)}
     RETIRE = 6  # from the Monitor: this Exchange will not carry anything after this; body = Exchange token
     BUNDLE = 7  # part of a replay: data frames of one publisher, in order, of any topics; body = list of whole data frames
     STORE = 8  # as MARK, to be confirmed once everything before it is stored, too (recorded queues); body = mark number
     TAPED = 9  # from the Exchange to a subscriber that asks for it: number of an entry of its tape; body = its token
+    INDEX = 10  # on a tape only: where its topics are, see tape_index.py
 
 
 class Header(NamedTuple):
@@ -168,9 +170,10 @@ def encode_control(
     sequence: int,
     body: str | int | PathOpening | dict[str, tuple[int, int]] | None,
     timestamp: int,
+    previous: int = 0,
 ) -> bytes:
-    """One control frame of `kind`."""
-    header = _pack(VERSION, kind, publisher, path, sequence, 0, 0, 0, timestamp)
+    """One control frame of `kind`. previous: of a WATERMARK by an Exchange."""
+    header = _pack(VERSION, kind, publisher, path, sequence, previous, 0, 0, timestamp)
     return CONTROL_PREFIX + header + _encode(body)
 
 

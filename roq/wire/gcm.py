@@ -2,7 +2,6 @@
 
 Every request that changes something carries the client's `transaction` id: the same request again (after a lost answer,
 or at the next leader) gets the same answer. A standby answers NotLeader with the leader's address.
-
 The broadcast is a PUB socket at port `broadcast`: parts [b"topology", msgpack ClusterView], every few seconds and on change.
 """
 
@@ -10,10 +9,15 @@ from __future__ import annotations
 
 import msgspec
 
-from roq.wire.assignment import HostReport, MonitorAddress, QueueRecord, QueueSettings
+from roq.wire.assignment import HostReport, Leaving, MonitorAddress, QueueRecord, QueueSettings
 from roq.wire.durables import DurablePosition, Durables, ForgetDurable, KeepPosition, ListDurables, OpenDurable
-from roq.wire.policy import Policy
+from roq.wire.fleet import FleetInfo, GetFleet, SetFleet
+from roq.wire.hosts import DescribeRemains, HostRemains
+from roq.wire.options import CreateMissing, GetOptions, OptionsInfo, SetRebalance, SetTemplate
+from roq.wire.policy import Policy, Rules, joined
+from roq.wire.producers import ForgetProducer, KeepProducer, ListProducers, OpenProducer, ProducerGrant, Producers
 from roq.wire.recording import Record
+from roq.wire.shards import SetShards
 from roq.wire.shuffle import Description, Range, Receipt, RunSample, Spec
 from roq.wire.work_queue import GroupSource, MasterAddress, TaskSettings, WorkQueueRecord
 
@@ -98,11 +102,12 @@ class ListHosts(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class DrainHost(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Place nothing new there (draining True), or take part again (False)."""
+    """Place nothing new there (draining True), or take part again (False). leaving: what shall go to other hosts."""
 
     host: str
     draining: bool
     transaction: str
+    leaving: Leaving = Leaving.NOTHING
 
 
 class SetPolicy(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -122,10 +127,19 @@ class RecordQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
     transaction: str
 
 
+class RecordHistory(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Keep every queue's KPIs and decisions from now on, like this (HISTORY_QUEUES); None: no longer, what was kept goes."""
+
+    record: Record | None
+    transaction: str
+
+
 class DescribeTapes(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The tapes of a queue, and where the stores are that hold them."""
+    """The tapes of a queue, and where the stores are that hold them. after: those whose logs are named behind that, as many as
+    fit into a message, in order; None: all of them, as older programs ask."""
 
     queue: str
+    after: str | None = None
 
 
 class GetPolicy(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -135,10 +149,10 @@ class GetPolicy(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class CreateWorkQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Create a work queue, answered when its master runs. Where nothing is said, an existing one may be any, and a new one
-    gets the default. write_quorum 0: 3 stores, or as many as there are hosts; ack_quorum 0: the majority of them;
-    inline_bytes 0: INLINE_BYTES. asked: which of the settings, and of the source's fields, an existing one must have; None: all
-    of them. source: it is a group, named `<queue>@<group>`; the GCM fills in `tapes`. None: an existing group may be any."""
+    """Create a work queue, answered when its masters run. Where nothing is said, an existing one may be any, and a new one gets
+    the default: write_quorum 3 stores, or as many as there are hosts; ack_quorum the majority of them; INLINE_BYTES; one shard.
+    asked: settings, and fields of the source, that an existing one must have; None: all. source: of a group, `<queue>@<group>`,
+    whose `tapes` the GCM fills in. shards None: asked by a program that gets no queue of several."""
 
     name: str
     transaction: str
@@ -149,6 +163,7 @@ class CreateWorkQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
     inline_bytes: int = 0
     asked: tuple[str, ...] | None = None
     source: GroupSource | None = None
+    shards: int | None = None
 
 
 class RemoveWorkQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -200,8 +215,7 @@ class ListShuffles(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class NameReceipts(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Some receipts of a commit that comes, when they are too many for one message. number: of this part, from 0. The leader
-    remembers them for a while."""
+    """Some receipts of a commit that comes, too many for one message; remembered for a while. number: of this part, from 0."""
 
     name: str
     transaction: str
@@ -272,12 +286,18 @@ class Exists(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class QueueInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """One queue. monitors: the active one, then the backups that run; empty while no active one serves. ready: active
-    Monitor, ScalingProcess and every Exchange run."""
+    Monitor, ScalingProcess and every Exchange run. common, rules: its policy, split."""
 
     record: QueueRecord
     monitors: tuple[MonitorAddress, ...]
     ready: bool
-    policy: Policy
+    common: Policy
+    rules: Rules = ()
+
+    @property
+    def policy(self) -> Policy:
+        """Its scaling policy."""
+        return joined(self.common, self.rules)
 
 
 class Queues(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -287,8 +307,7 @@ class Queues(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class TapeView(msgspec.Struct, frozen=True, array_like=True):
-    """One tape. log: its id. exchange: that writes or wrote it. live: the queue has this Exchange. meta: JSON of the log's
-    znode."""
+    """One tape. log: its id. exchange: that writes or wrote it. live: the queue has this Exchange. meta: JSON of its log."""
 
     log: str
     exchange: str
@@ -297,8 +316,9 @@ class TapeView(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tapes(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Answer to DescribeTapes. tapes: the queue's part of their names (wire/recording.py). stores: endpoint by host. made_by:
-    the transaction that created the queue, for wire.store.Read."""
+    """Answer to DescribeTapes. tapes: the queue's part of their names. stores: endpoint by host. made_by: the transaction that
+    created the queue, for wire.store.Read. since: when recording was switched on last after the queue was created (milliseconds
+    since 1970), or 0. more: there are others behind the last one."""
 
     tapes: str
     record: Record
@@ -306,14 +326,17 @@ class Tapes(msgspec.Struct, frozen=True, tag=True, array_like=True):
     views: tuple[TapeView, ...]
     stores: dict[str, str]
     made_by: str = ""
+    since: int = 0
+    more: bool = False
 
 
 class WorkQueueInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """One work queue. masters: those that run, the active one first; ready: the active one runs."""
+    """One work queue. masters: that run, the active one first; ready: it runs, and that of each shard. shards: all but this."""
 
     record: WorkQueueRecord
     masters: tuple[MasterAddress, ...]
     ready: bool
+    shards: tuple[WorkQueueInfo, ...] = ()
 
 
 class WorkQueues(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -369,6 +392,7 @@ class HostInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
     cpu_fraction: float
     memory_fraction: float
     report: HostReport | None
+    leaving: Leaving = Leaving.NOTHING
 
 
 class Hosts(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -378,9 +402,15 @@ class Hosts(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class PolicyInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Answer to GetPolicy."""
+    """Answer to GetPolicy: the policy, split."""
 
-    policy: Policy
+    common: Policy
+    rules: Rules = ()
+
+    @property
+    def policy(self) -> Policy:
+        """The policy."""
+        return joined(self.common, self.rules)
 
 
 class ClusterView(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -406,15 +436,26 @@ Request = (
     | RemoveExchange
     | ListHosts
     | DrainHost
+    | DescribeRemains
+    | CreateMissing
+    | SetTemplate
+    | SetRebalance
+    | GetOptions
     | SetPolicy
     | RecordQueue
+    | RecordHistory
     | DescribeTapes
     | OpenDurable
     | KeepPosition
     | ListDurables
     | ForgetDurable
+    | OpenProducer
+    | KeepProducer
+    | ListProducers
+    | ForgetProducer
     | GetPolicy
     | CreateWorkQueue
+    | SetShards
     | RemoveWorkQueue
     | DescribeWorkQueue
     | ListWorkQueues
@@ -430,6 +471,8 @@ Request = (
     | GetCluster
     | SetAccess
     | GetAccess
+    | SetFleet
+    | GetFleet
 )
 Reply = (
     Done
@@ -439,6 +482,8 @@ Reply = (
     | Tapes
     | DurablePosition
     | Durables
+    | ProducerGrant
+    | Producers
     | WorkQueueInfo
     | WorkQueues
     | ShuffleInfo
@@ -446,7 +491,10 @@ Reply = (
     | TableInfo
     | ExchangeCreated
     | Hosts
+    | HostRemains
+    | OptionsInfo
     | PolicyInfo
     | ClusterView
     | AccessInfo
+    | FleetInfo
 )

@@ -6,6 +6,8 @@ import msgspec
 
 from roq.wire.assignment import HostReport
 
+LOG_BYTES_MAX = 256 * 1024  # of a log in one answer: what people read
+
 
 class GetProcesses(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """What runs here?"""
@@ -25,6 +27,13 @@ class ShutdownHost(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Stop every process of this host cleanly, then the HCM itself."""
 
     reason: str = ""
+
+
+class GetLog(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The end of what a process logs. name: of one that is or was here, "" for the HCM itself."""
+
+    name: str
+    bytes_max: int
 
 
 class Processes(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -48,6 +57,13 @@ class Capacity(msgspec.Struct, frozen=True, tag=True, array_like=True):
     disk_free_bytes: int = -1
 
 
+class LogEnd(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to GetLog. size: of the whole log; data: whole lines from its end, LOG_BYTES_MAX at most."""
+
+    size: int
+    data: bytes
+
+
 class OrderTaken(msgspec.Struct, frozen=True, tag="Done", array_like=True):
     """The order was taken."""
 
@@ -62,5 +78,5 @@ class HostPayload(msgspec.Struct, frozen=True):
     memory_fraction: float = 0.0
 
 
-Request = GetProcesses | GetCapacity | SetDraining | ShutdownHost
-Reply = Processes | Capacity | OrderTaken
+Request = GetProcesses | GetCapacity | SetDraining | ShutdownHost | GetLog
+Reply = Processes | Capacity | OrderTaken | LogEnd

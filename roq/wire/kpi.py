@@ -1,7 +1,11 @@
 """Key performance indicators: what StatMonitor publishes once a second, and what `roq policy replay` reads (JSON lines).
 
 Rates are per second over the last interval, fractions 0..1, lags and latencies in seconds, memory in bytes.
-The stream is a PUB socket: parts [queue name UTF-8, msgpack QueueKpi]; anyone may subscribe.
+The stream is a PUB socket: parts [queue name UTF-8, msgpack QueueKpi]; anyone may subscribe. StatMonitor knows no groups: the
+ScalingProcess adds them, for policies with rules for them, to what it decides on and what the history keeps.
+
+A cluster that keeps its history has two recorded queues of its own, whose topics are names of queues, and whose payloads are
+JSON: HISTORY_KPIS of QueueKpi, one a second, HISTORY_DECISIONS of QueueDecision, one when it is begun and one with its outcome.
 """
 
 from __future__ import annotations
@@ -9,7 +13,12 @@ from __future__ import annotations
 import msgspec
 
 from roq.errors import FrameError
+from roq.ids import RESERVED
 from roq.wire.decoding import UNDECODABLE
+
+HISTORY_KPIS = RESERVED + "kpi"
+HISTORY_DECISIONS = RESERVED + "decisions"
+HISTORY_QUEUES = (HISTORY_DECISIONS, HISTORY_KPIS)
 
 
 class ExchangeKpi(msgspec.Struct, frozen=True):
@@ -61,6 +70,19 @@ class HostKpi(msgspec.Struct, frozen=True):
     exchanges_max: int
 
 
+class GroupKpi(msgspec.Struct, frozen=True):
+    """One group of a recorded queue, as its master told. waiting: ready and delayed messages in the group; lag: messages that
+    are not in it yet; behind_seconds: age of the one that comes into it next; oldest_seconds: of the oldest ready one. -1: not
+    known, or there is none. silent_seconds: since its master told anything, if that is so long that nothing is known."""
+
+    name: str
+    waiting: int
+    lag: int = -1
+    behind_seconds: float = -1.0
+    oldest_seconds: float = -1.0
+    silent_seconds: float = 0.0
+
+
 class QueueTotals(msgspec.Struct, frozen=True):
     """Since the queue's Monitor started, members that left included: messages and bytes sent by publishers, messages taken by
     subscribers (each counts), messages that publishers gave up, messages that subscribers were told to have lost. As members
@@ -88,6 +110,7 @@ class QueueKpi(msgspec.Struct, frozen=True):
     subscribers: tuple[SubscriberKpi, ...]
     hosts: tuple[HostKpi, ...]
     totals: QueueTotals = QueueTotals()
+    groups: tuple[GroupKpi, ...] = ()
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -100,6 +123,12 @@ class Decision(msgspec.Struct, frozen=True):
     host: str = ""
     moves: tuple[tuple[int, str], ...] = ()  # (publisher, Exchange it goes to)
     outcome: str = ""  # what became of it, empty while under way
+
+
+class QueueDecision(Decision, frozen=True, kw_only=True):
+    """A decision in HISTORY_DECISIONS; (queue, time, cause) names it."""
+
+    queue: str
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -119,9 +148,17 @@ def decode(data: bytes) -> QueueKpi:
         raise FrameError(f"not a KPI record: {error}") from None
 
 
-def from_json_line(line: str) -> QueueKpi:
-    """One recorded line; raises FrameError."""
+def from_json_line(line: str | bytes) -> QueueKpi:
+    """One recorded line, or message of HISTORY_KPIS; raises FrameError."""
     try:
         return msgspec.json.decode(line, type=QueueKpi)
     except UNDECODABLE as error:
         raise FrameError(f"not a KPI record: {error}") from None
+
+
+def decision_from_json(payload: bytes) -> QueueDecision:
+    """A message of HISTORY_DECISIONS; raises FrameError."""
+    try:
+        return msgspec.json.decode(payload, type=QueueDecision)
+    except UNDECODABLE as error:
+        raise FrameError(f"not a scaling decision: {error}") from None

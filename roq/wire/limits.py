@@ -21,5 +21,6 @@ CONTROL_MESSAGES_QUEUED = 10_000  # high-water mark of control sockets: one mess
 LISTEN_BACKLOG = 4096  # connections that come at once, as a large queue's members do; the kernel drops more (and those above
 # net.core.somaxconn): who was dropped tries again after 1, 3, 7, 15 and 31 s
 REQUESTS_IN_FLIGHT = 1_000  # per server: more are refused at once rather than queued without bound
+REQUESTS_OF_ONE = 500  # … and of one client, by its card's name, or by connection: nobody keeps the others out
 DECISIONS_KEPT = 50  # scaling decisions a Monitor remembers for `roq queue show`
 WATERMARK_TOPICS_MAX = 1_000  # topics named in one watermark frame

@@ -6,7 +6,8 @@ A request that got no answer is sent again, to whoever is the active master then
 names a put task for ever, (instance, nonce) a lease request, and `again` tells that it may have been done before. A standby,
 and a master that was replaced, answer NotLeader. What tasks, settlements and views are is in task.py.
 Payloads from `blob_bytes` on travel beside this conversation (roq/wire/store.py): Reserve, upload to the store that was named,
-Stored; a lease names the stores to fetch from.
+Stored; a lease names the stores to fetch from. A transaction is acks and messages that take effect together (CommitAll);
+masters of version 0.2 and before don't understand it, and say so.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from roq.ids import RESERVED
 from roq.wire.envelope import VERSION, EnvelopeKind
 from roq.wire.task import LeasedTask, PayloadReference, Settlement, Status, StoreAddress, TaskToPut, TaskView
 from roq.wire.work_queue import TaskSettings
@@ -109,38 +111,90 @@ class GetCopies(msgspec.Struct, frozen=True, tag=13, array_like=True, gc=False):
     """Has everything that stores keep for this queue all of its copies? They are asked now."""
 
 
+class OutgoingMessages(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a transaction publishes to one recorded queue, in this order: topic, and payload behind its headers."""
+
+    queue: str
+    messages: list[tuple[str, bytes]]
+
+
+class TransactionToCommit(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """(producer, sequence) names it for ever. tokens: of the leases that it acks. One destination per queue."""
+
+    producer: int
+    sequence: int
+    tokens: list[str]
+    outgoing: list[OutgoingMessages]
+
+
+class CommitAll(msgspec.Struct, frozen=True, tag=14, array_like=True, gc=False):
+    """Commit transactions, each by itself."""
+
+    transactions: list[TransactionToCommit]
+
+
+class CountHeld(msgspec.Struct, frozen=True, tag=15, array_like=True, gc=False):
+    """How many payloads are to be on this host, or on their way there? Answered with Counted."""
+
+    host: str
+
+
+class FindKeys(msgspec.Struct, frozen=True, tag=16, array_like=True, gc=False):
+    """Which tasks do these dedup keys stand for? Answered by a closed shard, so that nobody puts them there meanwhile."""
+
+    keys: list[str]
+
+
+class CountLeft(msgspec.Struct, frozen=True, tag=17, array_like=True, gc=False):
+    """How much keeps a closed shard from being removed: tasks of every state, payloads on their way, dedup keys that are still
+    remembered? Answered with Counted."""
+
+
+class EndWaits(msgspec.Struct, frozen=True, tag=18, array_like=True, gc=False):
+    """These lease requests of an instance wait no longer: each that still does is answered, with nothing. Answered: Counted."""
+
+    instance: int
+    nonces: list[int]
+
+
 # --- replies -----------------------------------------------------------------------------------------------------------
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=1, array_like=True, gc=False):
-    """I am."""
+    """I am. shards: version of the list of shards."""
 
     term: int
     settings: TaskSettings
     blob_bytes: int
+    shards: int = 0
 
 
 class TasksAdded(msgspec.Struct, frozen=True, tag=2, array_like=True, gc=False):
     """The tasks are in the log. known: (place in the request, id) of those that are another, earlier task, by their key.
-    repeated: places of those whose numbers were used before, so that this request changed nothing."""
+    repeated: places of those whose numbers were used before, so that this request changed nothing. refused: of a closed shard,
+    places of those that it did not take. shards: version of the list of shards."""
 
     known: list[tuple[int, str]] = []
     repeated: list[int] = []
+    refused: list[int] = []
+    shards: int = 0
 
 
 class Leases(msgspec.Struct, frozen=True, tag=3, array_like=True, gc=False):
     """Per settlement the token valid now, "" if the lease is over, None if it was lost before; and tasks. waited: ms from the
-    request's coming to the leases' begin, at least."""
+    request's coming to the leases' begin, at least. shards: version of the list of shards."""
 
     settled: list[str | None]
     tasks: list[LeasedTask[bytes | PayloadReference]]
     waited: int = 0
+    shards: int = 0
 
 
 class Counted(msgspec.Struct, frozen=True, tag=4, array_like=True, gc=False):
-    """How many tasks were changed."""
+    """How many tasks were changed. shards: version of the list of shards."""
 
     count: int
+    shards: int = 0
 
 
 class PeekedTask(TaskView, frozen=True, array_like=True, gc=False):
@@ -150,9 +204,20 @@ class PeekedTask(TaskView, frozen=True, array_like=True, gc=False):
 
 
 class PeekedTasks(msgspec.Struct, frozen=True, tag=5, array_like=True, gc=False):
-    """Answer to Peek."""
+    """Answer to Peek. shards: version of the list of shards."""
 
     tasks: list[PeekedTask]
+    shards: int = 0
+
+
+class MasterStatus(Status, frozen=True, tag=6, array_like=True, gc=False):
+    """Answer to GetStatus. shards: version of the list of shards."""
+
+    shards: int = 0
+
+    def counts(self) -> Status:
+        """What programs see of it."""
+        return Status(*msgspec.structs.astuple(self)[: len(Status.__struct_fields__)])
 
 
 class Reserved(msgspec.Struct, frozen=True, tag=7, array_like=True, gc=False):
@@ -160,6 +225,12 @@ class Reserved(msgspec.Struct, frozen=True, tag=7, array_like=True, gc=False):
 
     blob: str
     store: StoreAddress
+
+
+class KeysFound(msgspec.Struct, frozen=True, tag=10, array_like=True, gc=False):
+    """Answer to FindKeys: ids of the tasks, None for keys that stand for nothing."""
+
+    ids: list[str | None]
 
 
 class Shortage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -177,7 +248,29 @@ class Copies(msgspec.Struct, frozen=True, tag=8, array_like=True, gc=False):
     shortages: list[Shortage]
 
 
+class TransactionOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Of one transaction. repeated: its number was used before, and took effect then. Else nothing was done if there are lost:
+    places of tokens whose lease is over; or an error: name and text of why it was refused."""
+
+    repeated: bool = False
+    lost: list[int] = []
+    error: tuple[str, str] = ("", "")
+
+
+class Committed(msgspec.Struct, frozen=True, tag=9, array_like=True, gc=False):
+    """Answer to CommitAll: an outcome for each."""
+
+    outcomes: list[TransactionOutcome]
+
+
 SHORTAGES_MAX = 100
+TRANSACTIONS = RESERVED + "transactions"  # the work queue that commits what acks nothing
+OUTBOX_PREFIX = RESERVED + "outbox."  # and the id of a work queue's log: the producer that publishes its transactions
+TRANSACTIONS_AT_ONCE = 1_000  # in one request
+TRANSACTION_ACKS_MAX = 1_000
+TRANSACTION_MESSAGES_MAX = 10_000
+TRANSACTION_QUEUES_MAX = 100
+TRANSACTION_BYTES_MAX = 2 * 1024 * 1024  # topics and payloads behind their headers: one entry of a log holds it
 
 Request = (
     Hello
@@ -193,8 +286,13 @@ Request = (
     | Reserve
     | PayloadStored
     | GetCopies
+    | CommitAll
+    | CountHeld
+    | FindKeys
+    | CountLeft
+    | EndWaits
 )
-Reply = Welcome | TasksAdded | Leases | Counted | PeekedTasks | Status | Reserved | Copies
+Reply = Welcome | TasksAdded | Leases | Counted | PeekedTasks | MasterStatus | Reserved | Copies | Committed | KeysFound
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, gc=False):

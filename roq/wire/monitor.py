@@ -1,10 +1,11 @@
 """Conversation between a queue's Monitor and everybody who belongs to the queue (Monitor ROUTER ↔ DEALER).
 
-    publisher   REQUEST JoinPublisher → PublisherWelcome    NOTICE PublisherReport (1/s)   ← Heard, Relocate, Rejoin
+    publisher   REQUEST JoinPublisher → PublisherWelcome    NOTICE PublisherReport (1/s)   ← Heard, Relocate, Rejoin,
+                                                                                           ProducerReplaced
     subscriber  REQUEST JoinSubscriber → SubscriberWelcome  NOTICE SubscriberReport (1/s+) ← Heard, Exchanges, Evicted, Rejoin
     both        REQUEST Leave → Left
     caller      is a subscriber that asks for it: ← Responders; REQUEST ListResponders → Responders
-    Exchange    NOTICE ExchangeReport (at start and 1/s)
+    Exchange    NOTICE ExchangeReport (at start and 1/s), PathsFenced    ← FencePublisher
     scaling/CLI REQUEST Move | Drain | AwaitExchange | RecordDecision | Describe → Moved | Drained | Recorded | QueueView
 
 All state is sent whole (level-triggered): the newest notice of a kind makes the earlier ones superfluous.
@@ -20,6 +21,8 @@ from roq.wire.kpi import Decision, QueueKpi
 # What a member understands. 1: version 0.1; the Monitor confirms its MARKs and FINs, and it reads neither bundles nor headers.
 # 2: the Exchange confirms; data frames may be bundled, and have headers.
 PROTOCOL = PROTOCOL_0_2 = 2
+# What a Monitor or an Exchange understands, as it says itself. 2: producers; their lives before are ended (FencePublisher).
+SERVER_PROTOCOL = SERVER_FENCES = 2
 
 
 class ExchangeAddress(msgspec.Struct, frozen=True, array_like=True):
@@ -57,6 +60,8 @@ class JoinPublisher(msgspec.Struct, frozen=True, tag=True, array_like=True):
     token: str = ""  # of the Exchange's life it is connected to
     protocol: int = 1
     needs: int = 1  # as in PublisherReport.protocol
+    above: int = 0  # of a producer: its paths are above this one, and nobody of this id publishes on lower ones any more
+    prefer: str = ""  # Exchange it was on last: what it left there comes before what follows
 
 
 class PublisherWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -70,6 +75,7 @@ class PublisherWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
     monitors: tuple[MonitorAddress, ...] = ()
     abandon: str = ""  # as in Relocate
     protocol: int = 1  # what every subscriber understands; 0: not known yet, go on as before
+    monitor: int = 1  # what this Monitor understands (SERVER_PROTOCOL)
 
 
 class PublisherReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -102,6 +108,12 @@ class Forwarded(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     path: int
     mark: int
+
+
+class ProducerReplaced(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """To a publisher: another one of this id has joined since. The GCM knows who."""
+
+    term: int
 
 
 # --- subscribers ------------------------------------------------------------------------------------------------------
@@ -253,6 +265,22 @@ class ExchangeReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
     host_memory_fraction: float
     host_exchanges: int
     host_exchanges_max: int
+    protocol: int = 1  # what it understands (SERVER_PROTOCOL)
+
+
+class FencePublisher(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """To an Exchange: take nothing more of this publisher's paths up to this one. Answered with PathsFenced."""
+
+    publisher: int
+    path: int
+
+
+class PathsFenced(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """This life of the Exchange takes nothing more of them, and what it took is stored."""
+
+    token: str
+    publisher: int
+    path: int
 
 
 # --- scaling process and command line ---------------------------------------------------------------------------------
@@ -341,6 +369,8 @@ class QueueView(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 Request = JoinPublisher | JoinSubscriber | Leave | ListResponders | Move | Drain | AwaitExchange | RecordDecision | Describe
-NoticeToMonitor = PublisherReport | SubscriberReport | ExchangeReport
+NoticeToMonitor = PublisherReport | SubscriberReport | ExchangeReport | PathsFenced
 Reply = PublisherWelcome | SubscriberWelcome | Left | Responders | Moved | Drained | Recorded | QueueView
-NoticeToMember = Relocate | Forwarded | Exchanges | Responders | Evicted | Rejoin | Standby | Monitors | Heard
+NoticeToMember = (
+    Relocate | Forwarded | ProducerReplaced | Exchanges | Responders | Evicted | Rejoin | Standby | Monitors | Heard
+)

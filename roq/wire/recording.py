@@ -2,9 +2,12 @@
 
 Each Exchange of a recorded queue writes what it forwards to its *tape*, a replicated log. An entry of it is
 
-    0 version  u8    1
+    0 version  u8    2
     1 time     u64   little endian: milliseconds since 1970 at which it was written
-    9 frames         as they came from publishers, each with its ZMTP header
+    9 before   u64   messages on the tape before this entry, trimmed ones and those that were sent again included
+   17 frames         as they came from publishers, each with its ZMTP header
+
+Version 1 has no `before`: its frames begin at 9.
 
 A tape is named `tape.<queue's>.<Exchange's id>`; the queue's part is drawn anew whenever a queue is created. A *position* says
 how far somebody has read, by tape: number of the last entry that is done with.
@@ -21,6 +24,8 @@ from typing import NamedTuple
 import msgspec
 
 from roq.errors import FrameError, InvalidConfiguration, InvalidPosition
+from roq.ids import TOPIC_BYTES_MAX
+from roq.wire import frame as data_frames
 from roq.wire import zmtp
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.work_queue import QUORUM_MAX, in_words
@@ -29,8 +34,17 @@ COPIES_DEFAULT = 3
 DAYS_MAX = 100_000.0
 ENTRY_BYTES = 1024 * 1024  # an entry is closed when it has so many; a frame is never cut, so one may have more
 RECORDED_FRAME_BYTES_MAX = 2 * 1024 * 1024  # so that an entry with one more frame is no larger than a log takes
-_ENTRY = struct.Struct("<BQ")
-_VERSION = 1
+_ENTRY = struct.Struct("<BQQ")
+_ENTRY_1 = struct.Struct("<BQ")
+_VERSION = 2
+_SIZES = {1: _ENTRY_1.size, _VERSION: _ENTRY.size}  # of what comes before the frames
+_COUNT = struct.Struct("<I")
+_COUNT_AT = 1 + 38  # behind the topic, see frame.py
+_COUNT_AT_MAX = TOPIC_BYTES_MAX + _COUNT_AT
+_CONTROL = data_frames.CONTROL_PREFIX[0]
+_BUNDLE = data_frames.control_prefix(data_frames.FrameKind.BUNDLE)
+_FOR_NOBODY = (data_frames.FrameKind.MARK, data_frames.FrameKind.STORE, data_frames.FrameKind.INDEX)
+ANY_TOPIC = b""  # in place of one: whoever reads any has to read this
 _TAPE = "tape."
 _POSITION = "p1."
 
@@ -108,24 +122,88 @@ class TapeEntry(NamedTuple):
     frames: list[bytes]
 
 
-def encode_entry(time: int, pieces: Iterable[bytes | memoryview]) -> bytes:
-    """pieces: whole frames with their ZMTP headers."""
-    return b"".join((_ENTRY.pack(_VERSION, time), *pieces))
+def encode_entry(time: int, pieces: Iterable[bytes | memoryview], before: int = 0) -> bytes:
+    """pieces: whole frames with their ZMTP headers. before: messages on the tape before them."""
+    return b"".join((_ENTRY.pack(_VERSION, time, before), *pieces))
+
+
+def with_before(entry: bytes, before: int, written: int = 0) -> bytes:
+    """The same entry, with so many messages before it, the last of which were written then (milliseconds since 1970)."""
+    return _ENTRY.pack(_VERSION, max(entry_time(entry), written), before) + entry[_head_bytes(entry) :]
+
+
+def _head_bytes(entry: bytes) -> int:
+    version = entry[0] if entry else 0
+    size = _SIZES.get(version)
+    if size is None:
+        raise FrameError(f"an entry of version {version}, known are 1 and {_VERSION}: a newer program wrote this tape")
+    if len(entry) < size:
+        raise FrameError(f"an entry of {len(entry)} bytes")
+    return size
 
 
 def entry_time(entry: bytes) -> int:
     """Milliseconds since 1970. Raises FrameError."""
-    if len(entry) < _ENTRY.size:
-        raise FrameError(f"an entry of {len(entry)} bytes")
-    version, time = _ENTRY.unpack_from(entry)
-    if version != _VERSION:
-        raise FrameError(f"an entry of version {version}, known is {_VERSION}: a newer program wrote this tape")
-    return int(time)
+    _head_bytes(entry)
+    return int(_ENTRY_1.unpack_from(entry)[1])
+
+
+def messages_before(entry: bytes) -> int | None:
+    """On its tape; None: it was written by a program that does not count them. Raises FrameError."""
+    return int(_ENTRY.unpack_from(entry)[2]) if _head_bytes(entry) == _ENTRY.size else None
+
+
+def messages_in(entry: bytes, topics: set[bytes] | None = None) -> int:
+    """As its frames say, which are not decoded: what is no frame counts nothing. Raises FrameError. topics: gets those that are
+    in there or are named, and ANY_TOPIC if there is more to it than that."""
+    total, at, end, find, count = 0, _head_bytes(entry), len(entry), entry.find, _COUNT.unpack_from
+    while at + 2 < end:  # all that a recorded queue carries goes through this loop
+        if not entry[at] & zmtp.LONG:
+            begin = at + 2
+            stop = begin + entry[at + 1]
+        else:
+            begin = at + 9
+            stop = begin + int.from_bytes(entry[at + 1 : begin], "big")
+        if begin < end and entry[begin] != _CONTROL:
+            place = find(0, begin, stop) + _COUNT_AT
+            if topics is not None:
+                is_topic = begin + _COUNT_AT < place <= begin + _COUNT_AT_MAX
+                topics.add(entry[begin : place - _COUNT_AT] if is_topic else ANY_TOPIC)
+            if place >= begin + _COUNT_AT and place + 4 <= min(stop, end):
+                total += min(count(entry, place)[0], stop - begin)
+        elif entry.startswith(_BUNDLE, begin):
+            total += _messages_in_bundle(entry[begin:stop])
+            if topics is not None:
+                topics.add(ANY_TOPIC)
+        elif topics is not None:
+            topics |= _topics_named(entry[begin:stop])
+        at = stop
+    return total
+
+
+def _topics_named(frame: bytes) -> set[bytes]:
+    """By a control frame. Confirmations that publishers asked for are nothing to readers."""
+    try:
+        _, header, body = data_frames.parse(frame)
+        if header.kind == data_frames.FrameKind.WATERMARK:
+            names = {name.encode() for name in data_frames.watermark_body(body)}
+            return {name if len(name) <= TOPIC_BYTES_MAX else ANY_TOPIC for name in names}
+    except FrameError:
+        return {ANY_TOPIC}
+    return set() if header.kind in _FOR_NOBODY else {ANY_TOPIC}
+
+
+def _messages_in_bundle(frame: bytes) -> int:
+    try:
+        parts = data_frames.bundle_body(data_frames.parse(frame)[2])
+        return sum(min(data_frames.parse(part)[1].count, len(part)) for part in parts)
+    except FrameError:
+        return 0
 
 
 def decode_entry(entry: bytes) -> TapeEntry:
     """Raises FrameError."""
-    return TapeEntry(entry_time(entry), _frames(entry[_ENTRY.size :]))
+    return TapeEntry(entry_time(entry), _frames(entry[_head_bytes(entry) :]))
 
 
 def _frames(data: bytes) -> list[bytes]:
@@ -169,3 +247,8 @@ class TapePosition(msgspec.Struct, frozen=True):
         except (*UNDECODABLE, ValueError) as error:
             raise InvalidPosition(f"not a position of a recorded queue: {text[:80]!r}: {error}") from None
         return cls(tapes, done)
+
+    def check_queue(self, tapes: str, what: str = "the position", otherwise: str = "take one of this queue, or a time") -> None:
+        """Raises InvalidPosition: it is of other tapes than the queue's. what: it is, otherwise: what to do; for the error."""
+        if self.tapes != tapes:
+            raise InvalidPosition(f"{what} is of another queue, or of one that was removed and created anew: {otherwise}")

@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from roq.errors import AccessDenied
-from roq.wire import durables, gcm, hcm, master, monitor, shuffle, store
+from roq.ids import is_reserved
+from roq.wire import durables, fleet, gcm, hcm, hosts, master, monitor, options, producers, shuffle, store
 from roq.wire.card import Card, CardRole, Right
 from roq.wire.recording import is_tape_of, tapes_of
+from roq.wire.shards import SetShards, queue_of
 
 EVERYTHING = "*"
 Rule = tuple[Right, ...] | None  # any of these
@@ -33,15 +35,26 @@ GCM: Mapping[type, tuple[Rule, str]] = {  # rule, and the field with the name
     gcm.RemoveExchange: ((Right.ADMIN,), "queue"),
     gcm.ListHosts: ((Right.DESCRIBE,), ""),
     gcm.DrainHost: ((Right.ADMIN,), ""),
+    hosts.DescribeRemains: ((Right.DESCRIBE,), ""),
+    options.CreateMissing: ((Right.ADMIN,), "name"),
+    options.SetTemplate: ((Right.ADMIN,), ""),
+    options.SetRebalance: ((Right.ADMIN,), ""),
+    options.GetOptions: ((Right.DESCRIBE,), ""),
     gcm.SetPolicy: ((Right.ADMIN,), "queue"),
     gcm.RecordQueue: ((Right.ADMIN,), "queue"),
+    gcm.RecordHistory: ((Right.ADMIN,), ""),
     gcm.DescribeTapes: ((Right.SUBSCRIBE, Right.READ, Right.DESCRIBE), "queue"),
     durables.OpenDurable: ((Right.SUBSCRIBE, Right.READ), "queue"),
     durables.KeepPosition: ((Right.SUBSCRIBE, Right.READ), "queue"),
     durables.ListDurables: ((Right.SUBSCRIBE, Right.READ, Right.DESCRIBE, Right.ADMIN), "queue"),
     durables.ForgetDurable: ((Right.ADMIN,), "queue"),
+    producers.OpenProducer: ((Right.PUBLISH,), "queue"),
+    producers.KeepProducer: ((Right.PUBLISH,), "queue"),
+    producers.ListProducers: ((Right.PUBLISH, Right.DESCRIBE, Right.ADMIN), "queue"),
+    producers.ForgetProducer: ((Right.ADMIN,), "queue"),
     gcm.GetPolicy: ((Right.DESCRIBE,), "queue"),
     gcm.CreateWorkQueue: (KNOWN, "name"),  # one that exists is opened like that; see MAKES
+    SetShards: ((Right.ADMIN,), "name"),
     gcm.RemoveWorkQueue: ((Right.ADMIN,), "name"),
     gcm.DescribeWorkQueue: (KNOWN, "name"),
     gcm.ListWorkQueues: ((Right.DESCRIBE,), ""),
@@ -57,12 +70,15 @@ GCM: Mapping[type, tuple[Rule, str]] = {  # rule, and the field with the name
     gcm.ReportRuns: (MEMBERS, ""),
     gcm.SetAccess: ((Right.ADMIN,), ""),
     gcm.GetAccess: ((Right.DESCRIBE,), ""),
+    fleet.SetFleet: ((Right.ADMIN,), ""),
+    fleet.GetFleet: ((Right.DESCRIBE,), ""),
 }
 MAKES: Rule = (Right.ADMIN,)  # what CreateWorkQueue needs beside, if there is none of that name
 FILLS: Rule = (Right.SUBSCRIBE, Right.READ)  # and to the queue of which it makes a group: who leases there sees what is here
 HCM: Mapping[type, tuple[Rule, str]] = {
     hcm.GetProcesses: ((Right.DESCRIBE,), ""),
     hcm.GetCapacity: ((Right.DESCRIBE,), ""),
+    hcm.GetLog: ((Right.DESCRIBE,), ""),
     hcm.SetDraining: ((Right.ADMIN,), ""),
     hcm.ShutdownHost: ((Right.ADMIN,), ""),
 }
@@ -78,6 +94,7 @@ MONITOR: Mapping[type, Rule] = {
     monitor.AwaitExchange: (Right.ADMIN, Right.DESCRIBE),
     monitor.Describe: (Right.DESCRIBE,),
     monitor.ExchangeReport: MEMBERS,
+    monitor.PathsFenced: MEMBERS,
     monitor.RecordDecision: MEMBERS,
 }
 MASTER: Mapping[type, Rule] = {
@@ -94,6 +111,11 @@ MASTER: Mapping[type, Rule] = {
     master.Peek: (Right.DESCRIBE, Right.LEASE),
     master.GetStatus: (Right.DESCRIBE, Right.PUT, Right.LEASE),
     master.GetCopies: (Right.DESCRIBE,),
+    master.CountHeld: (Right.DESCRIBE,),
+    master.FindKeys: (Right.PUT,),
+    master.EndWaits: (Right.LEASE,),
+    master.CountLeft: (Right.DESCRIBE,),
+    master.CommitAll: (Right.LEASE,),  # and publish to each of its queues, see allow_at_master
 }
 STORE: Mapping[type, Rule] = {  # what clients need of a store: payloads under names that only the master tells them
     store.PutBlob: (Right.PUT,),
@@ -125,6 +147,9 @@ HOSTS = (  # what a host's processes ask the GCM; as an administrator nobody nee
     gcm.QueueExists,
     gcm.DescribeQueue,
     gcm.DescribeTapes,  # a group's master reads them
+    gcm.ListGroups,  # a ScalingProcess whose policy has rules for them
+    producers.OpenProducer,  # it publishes what transactions say
+    producers.KeepProducer,
     gcm.DescribeWorkQueue,
     gcm.DescribeShuffle,
     gcm.ListShuffles,
@@ -135,8 +160,14 @@ HOSTS = (  # what a host's processes ask the GCM; as an administrator nobody nee
 
 
 def check(card: Card, rule: Rule, name: str) -> None:
-    """Members may; a client needs any of these rights to what has this name. Raises AccessDenied."""
-    if card.role is not CardRole.CLIENT or rule is None or any(card.allows(right, name) for right in rule):
+    """Members may; a client needs any of these rights to what has this name, or of which it is a shard. In the cluster's own
+    queues no client publishes. Raises AccessDenied."""
+    if card.role is not CardRole.CLIENT or rule is None:
+        return
+    name = queue_of(name)
+    if rule == (Right.PUBLISH,) and is_reserved(name):
+        raise AccessDenied(f"{card.name} is no host of this cluster, and nobody else publishes in {name!r}")
+    if any(card.allows(right, name) for right in rule):
         return
     if not rule:
         raise AccessDenied(f"{card.name} is no host of this cluster")
@@ -149,9 +180,16 @@ def check_member(card: Card, right: Right, name: str) -> None:
     check(card, (right,), name)
 
 
+def publishes(card: Card) -> bool:
+    """Whether it may publish to any queue, and so use transactions."""
+    return card.role is not CardRole.CLIENT or any(grant.right is Right.PUBLISH for grant in card.grants)
+
+
 def check_creation(card: Card, request: gcm.CreateWorkQueue, exists: bool) -> None:
-    """Who has any right to a work queue that exists may open it; making one needs more, see MAKES and FILLS. Raises
-    AccessDenied."""
+    """Who has any right to a work queue that exists may open it; making one needs more, see MAKES and FILLS. Who may publish
+    anywhere may use and make that of transactions. Raises AccessDenied."""
+    if request.name == master.TRANSACTIONS and publishes(card):
+        return
     check(card, KNOWN if exists else MAKES, request.name)
     if request.source is not None and not exists:
         check(card, FILLS, request.source.queue)
@@ -164,6 +202,10 @@ def for_names(table: Mapping[type, tuple[Rule, str]]) -> Callable[[Card, Any], N
         if card.role is CardRole.HOST and not isinstance(request, HOSTS):
             raise AccessDenied(f"host {card.name} is no administrator: {type(request).__name__} needs a card with rights")
         rule, field = table.get(type(request), (MEMBERS, ""))
+        if rule == KNOWN and getattr(request, field) == master.TRANSACTIONS and publishes(card):
+            return
+        if isinstance(request, producers.OpenProducer | producers.KeepProducer) and is_reserved(request.name):
+            rule = MEMBERS  # a master publishes under it what transactions say
         check(card, rule, getattr(request, field) if field else EVERYTHING)
 
     return allow
@@ -174,6 +216,21 @@ def for_one(table: Mapping[type, Rule], name: str) -> Callable[[Card, Any], None
 
     def allow(card: Card, request: Any) -> None:
         check(card, table.get(type(request), MEMBERS), name)
+
+    return allow
+
+
+def allow_at_master(name: str) -> Callable[[Card, Any], None]:
+    """For the master of a work queue. It publishes by its host's card what transactions say, so each of their queues is checked
+    by the card of who commits."""
+    by_table = for_one(MASTER, name)
+
+    def allow(card: Card, request: Any) -> None:
+        if name != master.TRANSACTIONS or not isinstance(request, master.Hello | master.CommitAll) or not publishes(card):
+            by_table(card, request)
+        if isinstance(request, master.CommitAll):
+            for queue in {part.queue for one in request.transactions for part in one.outgoing}:
+                check(card, (Right.PUBLISH,), queue)
 
     return allow
 

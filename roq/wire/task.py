@@ -154,8 +154,11 @@ class TaskView(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Status(msgspec.Struct, frozen=True, tag=6, array_like=True, gc=False):
-    """Counts of tasks. completed, inserted: since the queue exists. oldest_ms: see `oldest_seconds`, behind_ms:
-    `behind_seconds`; -1 for None."""
+    """Counts of tasks. completed, inserted, expired: since the queue exists. oldest_ms: see `oldest_seconds`, behind_ms:
+    `behind_seconds`; -1 for None. expired: messages of a group whose `roq-ttl` was over before anybody was done with them. lag:
+    messages on the tapes of a group's queue that are not in the group yet, whether or not it wants them; -1: it is no group, or
+    that is not known. outgoing: messages of committed transactions that are not on the tapes of their queues yet. missed: gaps
+    in what came into a group: ranges that had expired, or could not be read, before it had them; its master's log has them."""
 
     ready: int
     delayed: int
@@ -165,6 +168,10 @@ class Status(msgspec.Struct, frozen=True, tag=6, array_like=True, gc=False):
     inserted: int
     oldest_ms: int = -1
     behind_ms: int = -1
+    expired: int = 0
+    lag: int = -1
+    outgoing: int = 0
+    missed: int = 0
 
     @property
     def behind_seconds(self) -> float | None:

@@ -232,7 +232,7 @@ class _Compiler:
         if kind is None:
             raise self._refusal(node, f"a constant is a number, a text, true or false, got {type(value).__name__}")
         if (isinstance(value, int) and value > INTEGER_MAX) or value == math.inf:
-            raise self._refusal(node, "a number is too large: whole ones have 64 bits")
+            raise self._refusal(node, "a number is too large: integers have 64 bits")
         if kind == "text" and not _ONE_TEXT.fullmatch(self._bytes[node.col_offset : node.end_col_offset].decode()):
             raise self._refusal(node, "these texts would be joined: a comma or an operator is missing between them")
         return Operand(kind, lambda subject: value, True)

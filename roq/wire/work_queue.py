@@ -1,6 +1,7 @@
 """Work queues as the GCM keeps them: the JSON of `work-queues/<q>`, what a master is told, and where masters serve.
 
 The conversation with a master is in roq/wire/master.py. A work queue and a publish/subscribe queue may have the same name.
+Shards of a work queue are in shards.py.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 import msgspec
+
+from roq.wire.shards import ShardList, shard_name
 
 PAYLOAD_BYTES_MAX = 1024 * 1024  # default limit of one payload
 QUORUM_MAX = 9  # stores of one segment
@@ -59,7 +62,8 @@ class GroupSource(msgspec.Struct, frozen=True):
 class WorkQueueSpec(msgspec.Struct, frozen=True):
     """What every master and standby of a work queue is told. `log`: id of its replicated log, which no other queue ever has,
     not even one of the same name. Quorums: stores that keep each entry, and that must have it before it counts. inline_bytes:
-    payloads from this size on go straight to a store. source: it is a group of a recorded queue, filled from there."""
+    payloads from this size on go straight to a store. source: it is a group of a recorded queue, filled from there. shards: the
+    version of its list of shards, which its clients are told; 0: it never had any. closed: a shard that takes no more tasks."""
 
     log: str
     write_quorum: int
@@ -67,11 +71,13 @@ class WorkQueueSpec(msgspec.Struct, frozen=True):
     settings: TaskSettings = TaskSettings()
     inline_bytes: int = INLINE_BYTES
     source: GroupSource | None = None
+    shards: int = 0
+    closed: bool = False
 
 
 class WorkQueueRecord(msgspec.Struct, frozen=True):
     """JSON of `work-queues/<q>`. standbys: wanted ones; standby_hosts: where they are. term: of the active master. grows: its
-    quorums were not chosen, so they grow up to the default ones as hosts join."""
+    quorums were not chosen, so they grow up to the default ones as hosts join. shards: None: it is one shard and always was."""
 
     name: str
     spec: WorkQueueSpec
@@ -82,11 +88,17 @@ class WorkQueueRecord(msgspec.Struct, frozen=True):
     created: float  # seconds since 1970, for people only
     transaction: str  # id of the request that created it
     grows: bool = False
+    shards: ShardList | None = None
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """Hosts of its active master (first) and its standbys."""
         return (self.master_host, *self.standby_hosts)
+
+    @property
+    def shard_names(self) -> tuple[str, ...]:
+        """Its shards but the first, as work queues."""
+        return tuple(shard_name(self.name, number) for number in self.shards.numbers if number) if self.shards else ()
 
 
 class MasterAddress(msgspec.Struct, frozen=True, array_like=True):

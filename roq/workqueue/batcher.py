@@ -1,7 +1,8 @@
 """How calls of an event loop travel to a blocking backend: in threads, together.
 
 A batcher has at most one call under way; what is asked for meanwhile travels with the next, so a thousand waiting coroutines
-cost one call and nobody chooses a linger. Leases have a batcher per lease time with two calls: one that never waits, and one
+cost one call and nobody chooses a linger. Only puts into a queue of several shards do not wait for a call that takes long: they
+go beside it, to another shard. Leases have a batcher per lease time with two calls: one that never waits, and one
 that waits for tasks on behalf of all who can. Cancelled callers leave nothing behind: what was not sent is dropped, leased
 tasks that nobody takes are given back. Not covered: what the calls mean (queue.py).
 """
@@ -25,8 +26,9 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 Result = TypeVar("Result")
-THREADS = 8  # puts, settlements, leases, a waiting lease, and administration beside them
+THREADS = 32  # at most: puts, settlements and leases, those of each shard, a waiting lease, and administration beside them
 REFUSALS = (CallError, InvalidConfiguration, PayloadTooLarge)  # themselves: what a call was given is wrong, and was seen first
+BESIDE_SECONDS = 0.5  # a call that is under way for longer has others beside it, where there may be any
 WAIT_SLICE_SECONDS = 1.0  # one waiting call to the backend; bounds how long a cancelled wait keeps its thread
 
 
@@ -76,15 +78,23 @@ class _BatchedItem(Generic[Item, Answer]):
 
 class Batcher(Generic[Item, Answer]):
     """Batches of items to one blocking call. `call`: answers in the order of the items; nothing was done if it raises one of
-    REFUSALS."""
+    REFUSALS. at_once: how many calls may be under way, when they take long."""
 
     def __init__(
-        self, threads: CallThreads, call: Callable[[list[Item]], list[Answer]], count_max: int, bytes_max: int = 1 << 62
+        self,
+        threads: CallThreads,
+        call: Callable[[list[Item]], list[Answer]],
+        count_max: int,
+        bytes_max: int = 1 << 62,
+        at_once: Callable[[], int] = lambda: 1,
     ) -> None:
         self._threads, self._call = threads, call
         self._count_max, self._bytes_max = count_max, bytes_max
+        self._at_once = at_once
         self._entries: deque[_BatchedItem[Item, Answer]] = deque()
-        self._busy = False
+        self._under_way, self._latest = 0, 0.0  # calls; the loop's time at which the latest of them began
+        self._begins = False  # soon
+        self._beside: asyncio.TimerHandle | None = None
         self._closed = False
 
     def add(self, items: Sequence[Item], size: int = 0) -> asyncio.Future[list[Answer]]:
@@ -93,9 +103,11 @@ class Batcher(Generic[Item, Answer]):
         if self._closed:
             raise Closed("this work queue is closed")
         self._entries.append(_BatchedItem(items, size, future))
-        if not self._busy:
-            self._busy = True
+        if not (self._under_way or self._begins):
+            self._begins = True
             self._threads.loop.call_soon(self._send)
+        elif self._under_way and self._beside is None and self._under_way < self._at_once():
+            self._beside = self._threads.loop.call_at(self._latest + BESIDE_SECONDS, self._send_beside)
         return future
 
     def close(self) -> None:
@@ -104,7 +116,13 @@ class Batcher(Generic[Item, Answer]):
         while self._entries:
             answer(self._entries.popleft().future, Closed("this work queue was closed before it was sent"))
 
+    def _send_beside(self) -> None:
+        self._beside = None
+        if self._entries and self._under_way < self._at_once():
+            self._send()
+
     def _send(self) -> None:
+        self._begins = False
         batch: list[_BatchedItem[Item, Answer]] = []
         count = size = 0
         while self._entries:
@@ -116,8 +134,8 @@ class Batcher(Generic[Item, Answer]):
             if batch and (count > self._count_max or size > self._bytes_max):
                 break
             batch.append(self._entries.popleft())
-        self._busy = bool(batch)
         if batch:
+            self._under_way, self._latest = self._under_way + 1, self._threads.loop.time()
             self._threads.start(self._work, batch).add_done_callback(lambda done: self._sent(batch, done))
 
     def _work(self, batch: list[_BatchedItem[Item, Answer]]) -> list[list[Answer] | BaseException]:
@@ -140,6 +158,7 @@ class Batcher(Generic[Item, Answer]):
         results: list[list[Answer] | BaseException] = [failure] * len(batch) if failure is not None else done.result()
         for entry, result in zip(batch, results, strict=True):
             answer(entry.future, result)
+        self._under_way -= 1
         self._send()
 
 

@@ -23,30 +23,34 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TypeVar
 
-from roq.errors import Closed, LeaseLost, TemporaryError
+from roq.errors import Closed, LeaseLost, TemporaryError, WorkQueueNotFound
 from roq.wire.headers import Headers
 from roq.wire.task import LeasedTask, NewTask, Settlement, Status, TaskState, TaskView
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.address import Options, open_backend
+from roq.workqueue.address import Options, open_backend, without_password
 from roq.workqueue.contract import LEASE_COUNT_MAX, Backend, RoundTrip, check_lease, new_task, put_parts
 from roq.workqueue.handling import GRACE_SECONDS, Rules, Work, handle_steps, reason
 from roq.workqueue.lease_keeper import DONE, HeldTask, LeaseKeeper, Settlements, Target, given_back, raise_lost
-from roq.workqueue.prefetch import TaskPrefetch, at_once
+from roq.workqueue.prefetch import QueuedTask, TaskPrefetch, at_once
+from roq.workqueue.shard_leases import LeaseKeepers
 from roq.workqueue.stop_signals import stopped_by_signals
+from roq.workqueue.transaction import CollectedTransaction, Failure, commit_all, commit_steps, committing
 
 logger = logging.getLogger(__name__)
 Held = TypeVar("Held", bound=HeldTask | str)  # a task, or its token
 WAIT_SLICE_SECONDS = 1.0  # one waiting call to the backend; bounds how long `run` takes to stop, and Ctrl-C
 
 
-class Task(HeldTask):
+class Task(QueuedTask):
     """A leased task: .id .payload .headers .attempt .priority .inserted .expires .token .lost. Settle it once, by ack,
     release or reject.
 
     Each raises LeaseLost if the lease has ended before.
     """
 
-    __slots__ = ("_prefetch", "_queue")
+    __slots__ = ()
+    _queue: WorkQueue
+    _prefetch: BlockingPrefetch | None
 
     def __init__(
         self,
@@ -90,7 +94,7 @@ class WorkQueue:
     """See roq.WorkQueue; the same methods, without `await`. Use as a context manager."""
 
     def __init__(self, address: str, options: Options | None = None) -> None:
-        self.address = address
+        self.address, self._full_address = without_password(address), address
         self._asked = options.checked() if options is not None else None
         self._opened: Backend | None = None
         self._closed = False
@@ -104,8 +108,8 @@ class WorkQueue:
 
     def open(self) -> None:
         """Open, and create it if it is new. Raises InvalidAddress, WorkQueueConflict, WorkQueueNotFound, OSError."""
-        self._opened = open_backend(self.address, self._asked)
-        self._keeper = LeaseKeeper(self._opened.settle)
+        self._opened = open_backend(self._full_address, self._asked)
+        self._keeper: LeaseKeeper = LeaseKeepers(self._opened.settle)
 
     def close(self, error: str = "") -> None:
         """Let go. What `leases` and `run` still hold is given back, with `error` if it was worked on; what `lease` gave stays
@@ -119,6 +123,8 @@ class WorkQueue:
                 self._keeper.settle(settle[start : start + LEASE_COUNT_MAX])
         except TemporaryError as failure:
             logger.warning("%s: what was held could not be given back and comes back by itself: %s", self.address, failure)
+        except WorkQueueNotFound:
+            logger.info("%s was removed meanwhile, and with it what was held", self.address)
         finally:
             self._opened.close()
 
@@ -208,6 +214,15 @@ class WorkQueue:
         self._backend  # noqa: B018
         token = self._keeper.settle(((target, settlement),))[0]
         return raise_lost(target) if token is None else token
+
+    def _commit(self, transaction: CollectedTransaction) -> None:
+        """Raises TransactionAborted, DeadlineExceeded, Overloaded, CallError."""
+        sender = committing(self._backend)
+
+        def send() -> list[Failure]:
+            return commit_all(self._keeper, self._backend, [transaction])
+
+        at_once(commit_steps(transaction, sender.patience_seconds, send, sender.pause))
 
     def _settle_many(self, tasks: Iterable[Held], settlement: Settlement) -> list[Held]:
         self._backend  # noqa: B018
@@ -414,7 +429,7 @@ def work(queue: str, prefetch: Callable[[], BlockingPrefetch], handler: Callable
         return workers.run()
 
 
-def open_queue(
+def open_queue(  # noqa: PLR0913  one argument per option
     address: str,
     *,
     max_attempts: int | None = None,
@@ -426,6 +441,8 @@ def open_queue(
     inline_bytes: int | None = None,
     patience_seconds: float | None = None,
     ack_sync_seconds: float | None = None,
+    trust_functions: bool | None = None,
+    shards: int | None = None,
 ) -> WorkQueue:
     """See roq.open_queue."""
     return WorkQueue(
@@ -440,5 +457,7 @@ def open_queue(
             inline_bytes,
             patience_seconds,
             ack_sync_seconds,
+            trust_functions,
+            shards,
         ),
     )

@@ -7,7 +7,7 @@ records, applies them, and hands back what `apply` returned for each. Not covere
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count as counter
 from typing import Any, TypeVar
 
@@ -29,11 +29,13 @@ from roq.wire.task import (
 )
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.contract import check_lease, check_put
-from roq.workqueue.fold import APPLIED, Effects, Handed, Known, RecordRefused, Settled, StoredTask
+from roq.workqueue.fold import APPLIED, Effects, Handed, Known, RecordRefused, Settled, TasksDelivered
+from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import (
     POP_SHIFT,
     Cancel,
     Complete,
+    CompleteMany,
     DeadLetter,
     ExtendLease,
     Pop,
@@ -139,6 +141,30 @@ def settlement(one: Settlement, now: int) -> Complete | ExtendLease | Requeue | 
     raise InvalidConfiguration(f"no settlement is of kind {kind}")
 
 
+def acks(settlements: Sequence[Settlement], now: int) -> CompleteMany | None:
+    """One record for all; None: they are not all acks of one instance. CallError as above."""
+    runs: list[tuple[int, int]] = []
+    first = end = holder = 0
+    behind = ""  # the end of the token before, from its second point on
+    expected = None  # the token that follows it in its run
+    for one in settlements:
+        if one.token == expected:
+            end += 1
+        else:
+            if end != first:
+                runs.append((first, end - first))
+            first, instance = parse_token(one.token)
+            if holder and instance != holder:
+                return None
+            holder, end, behind = instance, first + 1, one.token[one.token.rindex(".") :]
+        if one.kind != ACK:
+            return None
+        expected = f"{end >> POP_SHIFT}.{end & ((1 << POP_SHIFT) - 1)}{behind}"
+    if end != first:
+        runs.append((first, end - first))
+    return CompleteMany(now, holder, tuple(runs))
+
+
 def settled(one: Settlement, effects: Effects) -> str | None:
     """The answer to a settlement: the token from now on, "" when the lease is over, None when it was lost before."""
     if effects is not APPLIED and not any(type(effect) is Settled and effect.applied for effect in effects):
@@ -157,6 +183,25 @@ def put_id(push: Push, effects: Effects) -> str:
         if type(effect) is RecordRefused:
             raise TemporaryError("this put was repeated too late: whether it took effect is unknown")
     return f"{push.producer:016x}-{push.sequence}"
+
+
+def leased_all(delivered: TasksDelivered, payload: Callable[[StoredTask], PayloadT]) -> list[LeasedTask[PayloadT]]:
+    """What a Pop got, as its worker gets it. payload: by the caller where it is kept elsewhere."""
+    tasks: list[LeasedTask[PayloadT]] = []
+    before, behind = "", f".{delivered.instance:016x}"
+    pop = producer = -1
+    prefix = ""
+    for delivery, attempt, due, task in delivered.handed:
+        if delivery >> POP_SHIFT != pop:
+            pop = delivery >> POP_SHIFT
+            before = f"{pop}."
+        if task.producer != producer:
+            producer = task.producer
+            prefix = f"{producer:016x}-"
+        token = f"{before}{delivery & ((1 << POP_SHIFT) - 1)}{behind}"
+        id, shown = f"{prefix}{task.sequence}", (payload(task), attempt, task.priority, task.inserted, due, task.topic)
+        tasks.append(LeasedTask(id, token, *shown))
+    return tasks
 
 
 def leased(handed: Handed, instance: int, payload: PayloadT) -> LeasedTask[PayloadT]:

@@ -18,13 +18,12 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from roq.errors import InvalidConfiguration, PayloadTooLarge
-from roq.wire.headers import Headers, with_headers
+from roq.wire.headers import PRIORITIES, Headers, with_headers
 from roq.wire.task import LeasedTask, NewTask, Settlement, Status, TaskState, TaskView, check_delay, check_lease_seconds
 from roq.wire.work_queue import TaskSettings
 
 LEASE_COUNT_MAX = 1000  # tasks handed out at once
 PUT_COUNT_MAX = 10_000  # tasks taken at once; `WorkQueue.put_many` cuts longer lists
-PRIORITIES = range(-128, 128)  # 0 is the default, higher goes first
 DEDUP_KEY_BYTES_MAX = 256
 
 Asked = Mapping[str, float]  # settings by name; who leaves one out takes what the queue has, and for a new one the default
@@ -143,6 +142,11 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Let go; a lease() that waits in another thread ends with Closed. What is leased stays leased until it expires."""
+
+
+def open_shards(backend: Backend) -> int:
+    """How many shards of it take tasks; 1 of one that has none. None is to wait for another."""
+    return int(getattr(backend, "open_shards", 1))
 
 
 # --- what callers give, for both faces ---------------------------------------------------------------------------------

@@ -15,38 +15,43 @@ The rules that keep this right whoever crashes when, each of them with its count
     Pushes and Pops carry numbers of their sender, so a record written twice takes effect once.
 
 A group's messages come by FeedMessage, numbered by their publishers. Of ordered ones only the first of each topic is among
-those above; the others stand behind it until it is gone or dead.
+those above; the others stand behind it until it is gone or dead. One that has an end (`expires`) is gone then, unless it is
+leased or dead: it is no more when it would come back from there.
 
-The shell appends Tick and Requeue when `next_due` has come; this file only says what is due. What a record means: records.py.
-Not here: lease requests that wait for a task (waiters.py), and Pops that a log says wait (state.py, with dump and load). Limits
-here cut by the records alone: DEDUP_KEYS_MAX, SENDERS_MAX.
+The shell appends Tick and Requeue when `next_due` has come; this file only says what is due. What a record means: records.py;
+a task, and the order of the ready ones: ready.py. Not here: lease requests that wait for a task (waiters.py), and Pops that a
+log says wait (state.py, with dump and load). Limits here cut by the records alone: DEDUP_KEYS_MAX, SENDERS_MAX.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from heapq import heapify, heappop, heappush, merge, nsmallest
+from heapq import heappop, heappush, nsmallest
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-import msgspec
-
 from roq.wire.task import Status, TaskState
 from roq.wire.work_queue import TaskSettings
+from roq.workqueue.lease_ends import LeaseEnds
+from roq.workqueue.outbox import TransactionOutbox
+from roq.workqueue.ready import Expiries, ReadyTasks, StoredTask, be_gone
 from roq.workqueue.records import (
     POP_SHIFT,
     BlobRef,
     Cancel,
+    CommitTransaction,
     Complete,
+    CompleteMany,
     Configure,
     DeadLetter,
     ExtendLease,
     FeedMessage,
+    FeedMessages,
     FeedPosition,
     HoldersReplaced,
     InstanceDead,
-    Payload,
+    OutboxForwarded,
     Pop,
     Purge,
     Push,
@@ -60,134 +65,10 @@ from roq.workqueue.records import (
     Tick,
     Use,
 )
+from roq.workqueue.topics import Topics
 
-ENDS_MIN = 4096  # ends of leases that are over are not looked for among fewer
+NEVER = 1 << 62  # ms
 DEDUP_KEYS_MAX = 1_000_000  # remembered at once; above it the oldest are forgotten early
-
-
-# --- tasks ------------------------------------------------------------------------------------------------------------
-
-
-class StoredTask(msgspec.Struct, array_like=True, gc=False):
-    """A task. order: LSN of its record. inserted: ms. due: ms when its delay or lease ends, 0 without. delivery, instance,
-    nonce: of the Pop that has it, 0 without. topic, ordered: of a group's message."""
-
-    order: int
-    producer: int
-    sequence: int
-    payload: Payload
-    priority: int
-    inserted: int
-    attempts: int = 0
-    error: str = ""
-    due: int = 0
-    delivery: int = 0
-    instance: int = 0
-    nonce: int = 0
-    topic: str = ""
-    ordered: bool = False
-
-
-class PriorityBucket:
-    """The ready tasks of one priority."""
-
-    __slots__ = ("back", "fresh", "of", "priority")
-
-    def __init__(self, priority: int) -> None:
-        self.priority = priority
-        self.fresh: deque[StoredTask] = deque()  # orders ascend
-        self.back: list[int] = []  # a heap of orders
-        self.of: dict[int, StoredTask] = {}  # by order, for those in `back`
-
-    def first(self) -> StoredTask | None:
-        """The next to be taken."""
-        if self.back and (not self.fresh or self.back[0] < self.fresh[0].order):
-            return self.of[self.back[0]]
-        return self.fresh[0] if self.fresh else None
-
-    def __iter__(self) -> Iterator[StoredTask]:
-        return merge(self.fresh, (self.of[order] for order in sorted(self.back)), key=lambda task: task.order)
-
-
-class ReadyTasks:
-    """All ready tasks in their order: higher priority first, then as they were pushed.
-
-    Pushed tasks of a priority stand in a deque, which is in order by itself; those that come back (requeued, or delayed before)
-    stand in a heap of their orders. Nothing is ever taken out of the middle, so a step costs O(log n) of what came back.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._buckets: list[PriorityBucket] = []  # highest priority first; an empty one stays
-        self._by_priority: dict[int, PriorityBucket] = {}
-
-    def _bucket(self, priority: int) -> PriorityBucket:
-        bucket = self._by_priority.get(priority)
-        if bucket is None:
-            bucket = self._by_priority[priority] = PriorityBucket(priority)
-            self._buckets.append(bucket)
-            self._buckets.sort(key=lambda one: -one.priority)
-        return bucket
-
-    def push(self, task: StoredTask) -> None:
-        """A task younger than all others."""
-        bucket = self._by_priority.get(task.priority) or self._bucket(task.priority)
-        bucket.fresh.append(task)
-        self.count += 1
-
-    def put_back(self, task: StoredTask) -> None:
-        """A task of any age."""
-        bucket = self._bucket(task.priority)
-        heappush(bucket.back, task.order)
-        bucket.of[task.order] = task
-        self.count += 1
-
-    def fill(self, tasks: list[StoredTask]) -> None:
-        """Many tasks at once, of any age."""
-        for task in tasks:
-            bucket = self._bucket(task.priority)
-            bucket.back.append(task.order)
-            bucket.of[task.order] = task
-        for bucket in self._buckets:
-            heapify(bucket.back)
-        self.count += len(tasks)
-
-    def take(self) -> StoredTask:
-        """The next task. There must be one."""
-        self.count -= 1
-        for bucket in self._buckets:
-            fresh = bucket.fresh
-            if bucket.back and (not fresh or bucket.back[0] < fresh[0].order):
-                return bucket.of.pop(heappop(bucket.back))
-            if fresh:
-                return fresh.popleft()
-        raise AssertionError("no task is ready")
-
-    def upcoming(self, count: int) -> Iterator[StoredTask]:
-        """The next `count`."""
-        for bucket in self._buckets:
-            back = (bucket.of[order] for order in nsmallest(count, bucket.back))
-            for task in islice(merge(bucket.fresh, back, key=lambda task: task.order), count):
-                yield task
-                count -= 1
-
-    def oldest(self) -> StoredTask | None:
-        """The one that was pushed first, whatever its priority."""
-        firsts = [task for bucket in self._buckets if (task := bucket.first()) is not None]
-        return min(firsts, key=lambda task: task.order, default=None)
-
-    def __iter__(self) -> Iterator[StoredTask]:
-        """In the order in which they will be taken."""
-        for bucket in self._buckets:
-            yield from bucket
-
-    def clear(self) -> None:
-        """Forget all."""
-        self.count = 0
-        for bucket in self._buckets:
-            bucket.fresh.clear()
-            bucket.back.clear()
-            bucket.of.clear()
 
 
 # --- effects: what a record did, told to the shell that applied it ---------------------------------------------------------
@@ -219,6 +100,12 @@ class Settled(NamedTuple):
     applied: bool
 
 
+class ManySettled(NamedTuple):
+    """The same of each delivery of a CompleteMany."""
+
+    applied: tuple[bool, ...]
+
+
 class Known(NamedTuple):
     """The Push added nothing: it is this task, by its number or its dedup key."""
 
@@ -242,7 +129,7 @@ class Dropped(NamedTuple):
     blob: BlobRef
 
 
-Effect = TasksDelivered | Settled | Known | RecordRefused | TasksChanged | Dropped
+Effect = TasksDelivered | Settled | ManySettled | Known | RecordRefused | TasksChanged | Dropped
 Effects = Sequence[Effect]
 APPLIED: tuple[Effect, ...] = (Settled(True),)
 LOST: tuple[Effect, ...] = (Settled(False),)
@@ -260,8 +147,9 @@ class Fold:
         self.clock = 0  # the highest time in the records, ms
         self.settings = TaskSettings()
         self.version = 0  # how often it was configured
-        # Every task that was inserted is completed, removed, or in exactly one of the next four. No two have one order.
+        # Every task that was inserted is completed, removed, lapsed, or in exactly one of the next four. No two have one order.
         self.inserted = self.completed = self.removed = 0
+        self.lapsed = 0  # messages of a group whose time was over
         self.ready = ReadyTasks()  # by priority, then order; none has a due time, a delivery or a holder
         self.delayed: list[tuple[int, int, StoredTask]] = []  # a heap by due, order; every due is the task's and after `clock`
         self.leased: dict[int, StoredTask] = {}  # by delivery, which is the task's and of a Pop at or before `position`
@@ -269,11 +157,15 @@ class Fold:
         self.producers, self.instances = Senders(), Senders()  # numbers used by Pushes, by Pops
         self.keys: OrderedDict[str, tuple[int, TaskKey]] = OrderedDict()  # dedup key -> time, task; times ascend
         self.blobs: dict[TaskKey, StoredTask] = {}  # exactly the tasks whose payload is elsewhere
-        # Topics of which an ordered task is ready, delayed or leased, exactly one; heaps by order of the tasks behind it.
-        self.topics: dict[str, list[tuple[int, StoredTask]]] = {}
-        self.behind = self.fed_bytes = 0  # tasks there; payload bytes of all messages of a group that are not done
+        self.topics = Topics()  # of the ordered tasks that are ready, delayed or leased; all others are behind those
+        self.fed_bytes = 0  # payload bytes of all messages of a group that are not done
         self.fed: dict[str, int] | None = None  # entries of tapes up to which everything came, by Exchange; None: no group
-        self._ends: list[tuple[int, int]] = []  # a heap of (due, delivery): the end of every lease, and of some that are over
+        self.missed = 0  # gaps in what was fed
+        self.transactions = Senders()  # numbers used by CommitTransactions: others than those of who puts or publishes
+        self.outbox = TransactionOutbox()  # what transactions publish
+        self.expiring = Expiries()  # of the ready tasks; each ends after `clock`, as those behind others do
+        self._next = 0  # ms; before that time itself changes nothing
+        self.ends = LeaseEnds()
         self._handlers: dict[type, Callable[[Any], Effects]] = {
             Push: self._push,
             Pop: self._pop,
@@ -291,7 +183,11 @@ class Fold:
             RemoveDead: self._remove_dead,
             HoldersReplaced: self._replaced,
             FeedMessage: self._feed,
+            FeedMessages: self._feed_many,
+            CompleteMany: self._complete_many,
             FeedPosition: self._feed_position,
+            CommitTransaction: self._commit,
+            OutboxForwarded: self._forwarded,
         }
 
     def apply(self, record: Record) -> Effects:
@@ -299,42 +195,31 @@ class Fold:
         self.position += 1
         if record.now > self.clock:  # noqa: PLR1730 - max() takes longer, and this runs for every record
             self.clock = record.now
-        if self.delayed and self.delayed[0][0] <= self.clock:
-            self._promote()
+        if self.clock >= self._next:
+            self._pass_time()
         return self._handlers[type(record)](record)
 
     def advance(self, now: int) -> None:
         """Time has come to `now`, as the next record will say."""
         self.clock = max(self.clock, now)
-        self._promote()
+        self._pass_time()
 
     # --- what is due --------------------------------------------------------------------------------------------------
 
     def next_due(self) -> int | None:
-        """ms when the next delay or lease ends. None: nothing will happen by itself."""
-        ends = self._ends
-        while ends and not self._is_current(ends[0]):
-            heappop(ends)
-        if self.delayed:
-            due = self.delayed[0][0]
-            return min(ends[0][0], due) if ends else due
-        return ends[0][0] if ends else None
+        """ms when the next delay, lease or message's time ends. None: nothing will happen by itself."""
+        end, due = self.ends.next(self.leased), self._next_by_time()
+        return due if end is None else end if due is None else min(end, due)
+
+    def _next_by_time(self) -> int | None:
+        """ms when a record has to do more than what it says."""
+        firsts = (self.delayed[0][0] if self.delayed else None, self.expiring.next(), self.topics.expiring.next())
+        return min((one for one in firsts if one is not None), default=None)
 
     def expired(self, now: int, count: int) -> list[Requeue]:
         """The records for a log: deliveries whose lease is over at `now`, at most `count`, the longest over first."""
-        found: dict[int, int] = {}
-        ends = self._ends
-        while ends and ends[0][0] <= now and len(found) < count:
-            due, delivery = heappop(ends)
-            if self._is_current((due, delivery)):
-                found[delivery] = due
-        for delivery, due in found.items():
-            heappush(ends, (due, delivery))  # it is over when the record is applied, not before
+        found = self.ends.over(now, count, self.leased)
         return [Requeue(now, delivery, self.leased[delivery].instance, due) for delivery, due in found.items()]
-
-    def _is_current(self, end: tuple[int, int]) -> bool:
-        task = self.leased.get(end[1])
-        return task is not None and task.due == end[0]
 
     # --- tasks come ---------------------------------------------------------------------------------------------------
 
@@ -356,63 +241,79 @@ class Fold:
         self.ready.push(task)
         return ()
 
+    def _feed_many(self, record: FeedMessages) -> Effects:
+        """Each has a place of its own, as if it had a record of its own."""
+        publisher, topic, ordered, expires = record.publisher, record.topic, record.ordered, record.expires
+        sender, clock, known = self.producers.of(publisher, self.clock), self.clock, list[Effect]()
+        position = self.position
+        self.position += max(len(record.messages) - 1, 0)
+        for order, (sequence, payload) in enumerate(record.messages, position):
+            if not sender.ascend(sequence):
+                known.append(Known((publisher, sequence)))
+                continue
+            self.inserted += 1
+            self.fed_bytes += len(payload)
+            task = StoredTask(order, publisher, sequence, payload, record.priority, record.published)
+            task.topic, task.ordered, task.expires = topic, ordered, expires
+            if 0 < expires <= clock:
+                self._lapse(task)
+            elif not ordered or self._is_first(task):
+                self.ready.push(task)
+                if expires:
+                    self._expires(task)
+        return known
+
     def _feed(self, record: FeedMessage) -> Effects:
-        if not self.producers.ascend(record.publisher, record.sequence, self.clock):
-            return (Known((record.publisher, record.sequence)),)
-        self.inserted += 1
-        self.fed_bytes += len(record.payload)
-        task = StoredTask(self.position, record.publisher, record.sequence, record.payload, 0, record.published)
-        task.topic, task.ordered = record.topic, record.ordered
-        if self._is_first(task):
-            self.ready.push(task)
-        return ()
+        message, wishes = (record.sequence, record.payload), (record.priority, record.expires)
+        alike = record.now, record.publisher, record.topic, record.published, record.ordered
+        return self._feed_many(FeedMessages(*alike, (message,), *wishes))
 
     def _feed_position(self, record: FeedPosition) -> Effects:
         self.fed = record.done
+        self.missed += record.missed
         return ()
 
     def _is_first(self, task: StoredTask) -> bool:
         """A group's message comes, or comes back from the dead: whether it may be taken. If not, it stands behind another."""
         if not task.ordered:
             return True
-        others = self.topics.get(task.topic)
-        if others is None:
-            self.topics[task.topic] = []
-            return True
-        heappush(others, (task.order, task))
-        self.behind += 1
-        return False
+        first = self.topics.enter(task)
+        if task.expires and not first:
+            self._next = min(self._next, task.expires)
+        return first
 
     def _go_on_behind(self, task: StoredTask) -> None:
-        """A message of an ordered group is done or dead: the next of its topic is ready."""
-        if others := self.topics[task.topic]:
-            self.ready.put_back(heappop(others)[1])
-            self.behind -= 1
-        else:
-            del self.topics[task.topic]
-
-    def all_behind(self) -> list[StoredTask]:
-        """Tasks behind others of their topic, in their order."""
-        return [task for _, task in sorted(chain.from_iterable(self.topics.values()))] if self.behind else []
+        """A message of an ordered group is done, dead or no more: the next of its topic is ready."""
+        if (following := self.topics.go_on(task.topic)) is not None:
+            self._be_ready(following)
 
     def stand_behind(self, behind: list[StoredTask]) -> None:
         """Of a group that was loaded: what follows from its other tasks, and these behind them."""
         tasks = [*self.ready, *(entry[2] for entry in self.delayed), *self.leased.values(), *behind]
         for task in tasks:
             self._is_first(task)
+        for task in self.ready:
+            if task.expires:
+                self._expires(task)
         self.fed_bytes = sum(map(_fed_bytes, chain(tasks, self.dead.values())))
 
     def _again(self, record: Push, use: Use) -> Effects:
         if use is Use.FORGOTTEN:
             return (RecordRefused(),)
-        known = self.keys.get(record.dedup_key) if record.dedup_key else None
-        if known is None or known[0] <= self._over():
-            return (Known((record.producer, record.sequence)),)
-        return (Known(known[1]),)
+        return (Known(self.known_key(record.dedup_key) or (record.producer, record.sequence)),)
 
     def _over(self) -> int:
         """Deduplication keys that were first used then, or earlier, stand for nothing any more."""
         return self.clock - round(self.settings.dedup_seconds * 1000)
+
+    def known_key(self, dedup_key: str) -> TaskKey | None:
+        """The task this key stands for, if it does. Nothing is noted."""
+        known = self.keys.get(dedup_key) if dedup_key else None
+        return known[1] if known is not None and known[0] > self._over() else None
+
+    def known_keys(self) -> int:
+        """How many deduplication keys may still stand for something."""
+        return len(self.keys) if self.keys and next(reversed(self.keys.values()))[0] > self._over() else 0
 
     def _same(self, dedup_key: str, task: TaskKey) -> TaskKey | None:
         """The task this key stands for; None: from now on it is `task`."""
@@ -426,16 +327,59 @@ class Fold:
         return None
 
     def _delay(self, task: StoredTask, delay_ms: int) -> None:
-        task.due = self.clock + delay_ms
+        due = self.clock + delay_ms
+        task.due = min(due, task.expires) if task.expires else due
+        self._next = min(self._next, task.due)
         heappush(self.delayed, (task.due, task.order, task))
 
-    def _promote(self) -> None:
-        """Delayed tasks whose time has come."""
+    # --- time passes --------------------------------------------------------------------------------------------------
+
+    def _pass_time(self) -> None:
+        """Delays and messages' times that are over. First those that nothing would follow."""
         delayed, clock = self.delayed, self.clock
+        for task in self.topics.over(clock):
+            self._lapse(task)
+            be_gone(task)
         while delayed and delayed[0][0] <= clock:
             task = heappop(delayed)[2]
             task.due = 0
-            self.ready.put_back(task)
+            self._come_back(task)
+        for task in self.expiring.over(clock):
+            self._lapse(task)
+            self.ready.drop(task)
+            if task.ordered:
+                self._go_on_behind(task)
+        self.topics.clear_away()
+        due = self._next_by_time()
+        self._next = NEVER if due is None else due
+
+    def _expires(self, task: StoredTask) -> None:
+        """It is ready from now on, and has an end."""
+        self.expiring.add(task)
+        self._next = min(self._next, task.expires)
+
+    def _lapse(self, task: StoredTask) -> None:
+        """Its time is over, and it is nowhere any more."""
+        self.lapsed += 1
+        self.fed_bytes -= _fed_bytes(task)
+
+    def _is_over(self, task: StoredTask) -> bool:
+        return 0 < task.expires <= self.clock
+
+    def _come_back(self, task: StoredTask) -> None:
+        """It was leased or delayed."""
+        if not self._is_over(task):
+            self._be_ready(task)
+            return
+        self._lapse(task)
+        if task.ordered:
+            self._go_on_behind(task)
+
+    def _be_ready(self, task: StoredTask) -> None:
+        """One of any age."""
+        self.ready.put_back(task)
+        if task.expires:
+            self._expires(task)
 
     # --- tasks go to Pops ---------------------------------------------------------------------------------------------
 
@@ -464,24 +408,18 @@ class Fold:
         """Lease so many ready tasks, which there are, to the Pop at `position`."""
         handed: list[Handed] = []
         due, delivery = self.clock + lease_ms, position << POP_SHIFT
-        take, leased, ends = self.ready.take, self.leased, self._ends
+        take, leased = self.ready.take, self.leased
         for _ in range(count):
             task = take()
             task.attempts += 1
             task.due, task.delivery, task.instance, task.nonce = due, delivery, instance, nonce
+            if task.expires:
+                self.expiring.remove(task)
             leased[delivery] = task
-            heappush(ends, (due, delivery))
             handed.append(_new(Handed, (delivery, task.attempts, due, task)))
             delivery += 1
-        if len(ends) > ENDS_MIN:
-            self._forget_ends()
+        self.ends.add(due, delivery - count, count, leased)
         return _new(TasksDelivered, (instance, nonce, tuple(handed)))
-
-    def _forget_ends(self) -> None:
-        """Of leases that are over, when they are the most."""
-        if len(self._ends) > 2 * len(self.leased) + ENDS_MIN:
-            self._ends = [(task.due, delivery) for delivery, task in self.leased.items()]
-            heapify(self._ends)
 
     # --- deliveries end -----------------------------------------------------------------------------------------------
 
@@ -494,13 +432,54 @@ class Fold:
         task = self._current(record.delivery, record.instance)
         if task is None:
             return LOST
-        del self.leased[record.delivery]
+        self._done(task)
+        return APPLIED if type(task.payload) is bytes else (*APPLIED, *self._drop((task,)))
+
+    def _complete_many(self, record: CompleteMany) -> Effects:
+        leased, instance, dropped = self.leased, record.instance, list[StoredTask]()
+        applied: list[bool] = []
+        for first, count in record.runs:
+            for delivery in range(first, first + count):
+                task = leased.get(delivery)
+                is_current = task is not None and task.instance == instance
+                applied.append(is_current)
+                if task is not None and is_current:
+                    self._done(task)
+                    if type(task.payload) is BlobRef:
+                        dropped.append(task)
+        return (ManySettled(tuple(applied)), *self._drop(dropped))
+
+    def _done(self, task: StoredTask) -> None:
+        """It was leased, and is complete."""
+        del self.leased[task.delivery]
         self.completed += 1
         if task.topic:
             self.fed_bytes -= _fed_bytes(task)
             if task.ordered:
                 self._go_on_behind(task)
-        return APPLIED if type(task.payload) is bytes else (*APPLIED, *self._drop((task,)))
+
+    def lost(self, deliveries: Sequence[tuple[int, int]]) -> list[int]:
+        """Places of the deliveries that are over."""
+        return [place for place, (delivery, instance) in enumerate(deliveries) if self._current(delivery, instance) is None]
+
+    def _commit(self, record: CommitTransaction) -> Effects:
+        use = self.transactions.seen(record.producer, record.sequence)
+        if use is Use.FORGOTTEN:
+            return (RecordRefused(),)
+        if use is Use.KNOWN:
+            return (Known((record.producer, record.sequence)),)
+        deliveries = dict.fromkeys(record.deliveries)
+        if self.lost(tuple(deliveries)):
+            return LOST
+        self.transactions.use(record.producer, record.sequence, self.clock)
+        dropped: list[Effect] = []
+        for delivery, instance in deliveries:
+            dropped += self._complete(Complete(record.now, delivery, instance))[1:]
+        self.outbox.add(record.outgoing)
+        return (*APPLIED, *dropped) if dropped else APPLIED
+
+    def _forwarded(self, record: OutboxForwarded) -> Effects:
+        return APPLIED if self.outbox.forwarded(record) else LOST
 
     def _requeue(self, record: Requeue) -> Effects:
         task = self._current(record.delivery, record.instance)
@@ -515,8 +494,7 @@ class Fold:
         if task is None:
             return LOST
         task.due = self.clock + record.lease_ms
-        heappush(self._ends, (task.due, task.delivery))
-        self._forget_ends()
+        self.ends.add(task.due, task.delivery, 1, self.leased)
         return APPLIED
 
     def _dead_letter(self, record: DeadLetter) -> Effects:
@@ -536,12 +514,14 @@ class Fold:
     def _give_back(self, task: StoredTask, error: str, delay_ms: int, *, may_die: bool) -> None:
         task.error = error or task.error
         self._end(task)
-        if may_die and 0 < self.settings.max_attempts <= task.attempts:
+        if self._is_over(task):
+            self._come_back(task)
+        elif may_die and 0 < self.settings.max_attempts <= task.attempts:
             self._bury(task)
         elif delay_ms > 0:
             self._delay(task, delay_ms)
         else:
-            self.ready.put_back(task)
+            self._be_ready(task)
 
     def _bury(self, task: StoredTask) -> None:
         self.dead[task.producer, task.sequence] = task
@@ -565,15 +545,16 @@ class Fold:
         return APPLIED
 
     def _purge(self, record: Purge) -> Effects:
-        tasks = [*self.ready, *(entry[2] for entry in sorted(self.delayed)), *self.leased.values(), *self.all_behind()]
+        tasks = [*self.ready, *(entry[2] for entry in sorted(self.delayed)), *self.leased.values(), *self.topics.all_behind()]
         dropped = self._drop(task for task in tasks if type(task.payload) is BlobRef)
         self.ready.clear()
         self.delayed.clear()
         self.leased.clear()
-        self._ends.clear()
+        self.ends.clear()
         self.keys.clear()
         self.topics.clear()
-        self.behind, self.fed_bytes = 0, sum(map(_fed_bytes, self.dead.values()))
+        self.expiring.clear()
+        self.fed_bytes = sum(map(_fed_bytes, self.dead.values()))
         self.removed += len(tasks)
         return (TasksChanged(len(tasks)), *dropped)
 
@@ -581,10 +562,13 @@ class Fold:
         tasks = [*(entry[2] for entry in self.delayed), *self.leased.values()]
         self.delayed.clear()
         self.leased.clear()
-        self._ends.clear()
+        self.ends.clear()
         for task in tasks:
             task.due = task.delivery = task.instance = task.nonce = 0
-        self.ready.fill(tasks)
+        self.ready.fill([task for task in tasks if not task.expires])
+        for task in tasks:
+            if task.expires:
+                self._come_back(task)
         return (TasksChanged(len(tasks)),)
 
     def _chosen(self, tasks: tuple[TaskKey, ...] | None) -> list[StoredTask]:
@@ -596,8 +580,14 @@ class Fold:
         tasks = self._chosen(record.tasks)
         for task in tasks:
             task.attempts = 0
+            if self._is_over(task):
+                self._lapse(task)
         tasks.sort(key=lambda task: task.order)
-        self.ready.fill([task for task in tasks if self._is_first(task)])
+        ready = [task for task in tasks if not self._is_over(task) and self._is_first(task)]
+        self.ready.fill(ready)
+        for task in ready:
+            if task.expires:
+                self._expires(task)
         return (TasksChanged(len(tasks)),)
 
     def _remove_dead(self, record: RemoveDead) -> Effects:
@@ -622,29 +612,36 @@ class Fold:
             out.append(Dropped(task.payload))
         return out
 
+    def has_ends(self) -> bool:
+        """Whether a message has an end, or had one that came."""
+        kept = chain((entry[2] for entry in self.delayed), self.leased.values(), self.dead.values())
+        waiting = self.expiring.waiting or self.topics.expiring.waiting
+        return bool(self.lapsed or waiting) or any(task.expires for task in kept)
+
     # --- views --------------------------------------------------------------------------------------------------------
 
     def status(self, now: int) -> Status:
         """Counts, and the age of the oldest ready task at `now` (ms). Those behind another of their topic count as ready."""
-        firsts = [others[0][1] for others in self.topics.values() if others] if self.behind else []
-        if (ready := self.ready.oldest()) is not None:
-            firsts.append(ready)
+        firsts = [task for task in (self.ready.oldest(), self.topics.oldest()) if task is not None]
         oldest = min(firsts, key=lambda task: task.order, default=None)
         return Status(
-            ready=self.ready.count + self.behind,
+            ready=self.ready.count + self.topics.behind,
             delayed=len(self.delayed),
             leased=len(self.leased),
             dead=len(self.dead),
             completed=self.completed,
             inserted=self.inserted,
             oldest_ms=-1 if oldest is None else max(now - oldest.inserted, 0),
+            expired=self.lapsed,
+            outgoing=self.outbox.count,
+            missed=self.missed,
         )
 
     def first(self, state: TaskState, count: int) -> list[StoredTask]:
         """The first tasks of a state: ready in the order of leasing, delayed and leased by their ends, dead by their deaths."""
         match state:
             case TaskState.READY:
-                return list(islice(chain(self.ready, self.all_behind()), count))
+                return list(islice(chain(self.ready, self.topics.all_behind()), count))
             case TaskState.DELAYED:
                 return [entry[2] for entry in nsmallest(count, self.delayed)]
             case TaskState.LEASED:
@@ -655,18 +652,21 @@ class Fold:
     def inline_bytes(self) -> Iterator[int]:
         """The payload of every task that has it in its record. O(n)."""
         delayed = (entry[2] for entry in self.delayed)
-        tasks = chain(self.ready, delayed, self.leased.values(), self.dead.values(), self.all_behind())
+        tasks = chain(self.ready, delayed, self.leased.values(), self.dead.values(), self.topics.all_behind())
         return (len(task.payload) for task in tasks if type(task.payload) is bytes)
 
     def check(self) -> None:
         """The invariants (RDSQ I1, I3), and that every index agrees with what it indexes. O(n log n), for tests."""
         ready, delayed = list(self.ready), [entry[2] for entry in self.delayed]
-        behind, open_tasks = self.all_behind(), [*ready, *delayed, *self.leased.values()]
+        behind, open_tasks = self.topics.all_behind(), [*ready, *delayed, *self.leased.values()]
         tasks = [*open_tasks, *self.dead.values(), *behind]
         keys = {(task.producer, task.sequence) for task in tasks}
         assert len(keys) == len(tasks), "a task is in two places"
         assert len({task.order for task in tasks}) == len(tasks), "two tasks have one place in the order"
-        assert self.inserted == len(tasks) + self.completed + self.removed, "a task is neither here nor done"
+        assert self.inserted == len(tasks) + self.completed + self.removed + self.lapsed, "a task is neither here nor done"
+        for one, waiting in ((self.expiring, ready), (self.topics.expiring, behind)):
+            assert one.waiting == {task.order: task for task in waiting if task.expires}, "ends of messages are miscounted"
+        assert not any(self._is_over(task) for task in (*ready, *delayed, *behind)), "a message waits whose time is over"
         assert len(ready) == self.ready.count, "ready tasks are miscounted"
         wanted = sorted(ready, key=lambda task: (-task.priority, task.order))
         assert ready == wanted, "ready tasks are out of order"
@@ -678,14 +678,14 @@ class Fold:
             "not its delivery"
         )
         assert all(delivery >> POP_SHIFT <= self.position for delivery in self.leased), "a delivery of a Pop to come"
-        ends = set(self._ends)
-        assert all((task.due, delivery) in ends for delivery, task in self.leased.items()), "a lease without an end"
+        assert all(self.ends.covers(delivery, task.due) for delivery, task in self.leased.items()), "a lease without an end"
         times = [time for time, _ in self.keys.values()]
         assert times == sorted(times), "dedup keys are out of order"
         firsts = [task.topic for task in open_tasks if task.ordered]
-        assert sorted(firsts) == sorted(self.topics), "of a topic two may be taken, or none"
-        assert len(behind) == self.behind, "tasks behind others are miscounted"
+        assert sorted(firsts) == sorted(self.topics.names()), "of a topic two may be taken, or none"
+        assert len(behind) == self.topics.behind, "tasks behind others are miscounted"
         assert self.fed_bytes == sum(map(_fed_bytes, tasks)), "bytes are miscounted"
+        self.outbox.check()
         elsewhere = {(task.producer, task.sequence): task for task in tasks if type(task.payload) is BlobRef}
         assert elsewhere == self.blobs, "blobs are miscounted"
 

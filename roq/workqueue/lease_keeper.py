@@ -39,10 +39,12 @@ class HeldTask:
         "_until",
         "attempt",
         "begun",
+        "claimed",
         "expires",
         "headers",
         "id",
         "inserted",
+        "looped",
         "payload",
         "priority",
         "seconds",
@@ -59,6 +61,8 @@ class HeldTask:
         self._until = asked + seconds  # monotonic; the lease holds at least until here
         self._lost = self._settled = False
         self.begun = False  # handed to a loop's body or a handler
+        self.claimed = False  # an open transaction acks it, so it is renewed until that ends
+        self.looped = False  # a loop's or handler's: what is left of it when the queue is closed is given back
         self.watcher: Callable[[], object] | None = None  # called once, in the keeper's thread, when the lease is lost
 
     def __repr__(self) -> str:
@@ -97,7 +101,7 @@ class HeldTask:
                 try:
                     self.watcher()
                 except Exception:  # its loop may be closed: the other tasks' leases have nothing to do with that
-                    logger.exception("task %s: its worker can't be told that the lease is lost", self.id)
+                    logger.exception("task %s: its worker can't be notified that its lease is lost", self.id)
 
     def answered(self, settlement: Settlement, token: str | None, asked: float) -> bool:
         """Take in the queue's answer; False: the lease was lost."""
@@ -114,6 +118,10 @@ class HeldTask:
     def ends_in(self, now: float) -> float:
         """Seconds of lease left, on the monotonic clock."""
         return self._until - now
+
+    def renewal(self, now: float) -> float:
+        """Monotonic time at which it is to be renewed: when a third of the lease has passed, or now."""
+        return max(now, self._until - self.seconds * (RENEWALS - 1) / RENEWALS)
 
 
 Target = HeldTask | str  # a task, or a bare token
@@ -153,7 +161,17 @@ class LeaseKeeper:
             if self._closed:
                 raise Closed("this work queue is closed")
             for task in tasks:
+                task.looped = True
                 self._put(task, now + task.seconds / RENEWALS)
+
+    def keep(self, task: HeldTask) -> None:
+        """Renew this one too, whoever leased it, until it is settled, lost or let go."""
+        with self._changed:
+            if self._closed:
+                raise Closed("this work queue is closed")
+            self._left.discard(task)
+            if task not in self._due:
+                self._put(task, task.renewal(time.monotonic()))
 
     def _put(self, task: HeldTask, due: float) -> None:
         self._due[task] = due
@@ -165,9 +183,9 @@ class LeaseKeeper:
             self._changed.notify_all()
 
     def let_go(self, task: HeldTask) -> None:
-        """Renew no more; the lease ends by itself, or with `close`."""
+        """Renew no more; the lease ends by itself, or a loop's with `close`."""
         with self._changed:
-            if self._due.pop(task, None) is not None and not task.settled:
+            if self._due.pop(task, None) is not None and task.looped and not task.settled:
                 if len(self._left) >= LEFT_MAX:
                     self._left = {left for left in self._left if not (left.settled or left.lost)}
                 self._left.add(task)
@@ -201,9 +219,10 @@ class LeaseKeeper:
     def abandon(self, wanted: Settlements) -> None:
         """The settlements failed, or nobody knows: go on renewing."""
         with self._changed:
-            for target, _ in wanted:
+            now = time.monotonic()
+            for target, settlement in wanted:
                 if isinstance(target, HeldTask) and target in self._due:
-                    self._put(target, time.monotonic())
+                    self._put(target, now if settlement.kind == EXTEND else target.renewal(now))
 
     def settle(self, wanted: Settlements, call: Settle | None = None) -> list[str | None]:
         """begin, `call` (Backend.settle unless told), finish."""
@@ -231,14 +250,14 @@ class LeaseKeeper:
         return RoundTrip(settled, tasks, began or time.monotonic())  # after a wait, `asked` may be much too early
 
     def close(self) -> list[HeldTask]:
-        """Renew nothing any more; what was held or let go and is neither settled nor lost."""
+        """Renew nothing any more; what was held for loops, or let go, and is neither settled nor lost."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(JOIN_SECONDS)
         with self._changed:
-            held = [task for task in (*self._due, *self._left) if not (task.settled or task.lost)]
+            held = [task for task in (*self._due, *self._left) if task.looped and not (task.settled or task.lost)]
             self._due.clear()
             self._left.clear()
         return held

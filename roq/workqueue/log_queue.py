@@ -52,7 +52,8 @@ from roq.wire.work_queue import TaskSettings
 from roq.workqueue import codec
 from roq.workqueue.contract import Asked, RoundTrip, asked_for, conflict, of_new
 from roq.workqueue.fold import Effects, TasksChanged, TasksDelivered
-from roq.workqueue.log_replica import REPLAY_BYTES, CommandAnswer, Replica, Request, decode_answer, encode_answer
+from roq.workqueue.folded_log import CommandAnswer
+from roq.workqueue.log_replica import REPLAY_BYTES, Replica, Request, decode_answer, encode_answer
 from roq.workqueue.records import (
     Configure,
     Payload,

@@ -1,11 +1,7 @@
-"""A process's copy of a work queue's state, folded from the folder's log, and writing to that log.
+"""A process's copy of a work queue's state, folded from a folder's log (folded_log.py), and writing to that log.
 
-Positions of the log and of the state differ: the log counts bytes, the state counts records. Whoever calls holds the queue's
-lock, so between writing an entry and folding it no other thread folds it away. A copy that fell behind the log's trim loads the
-snapshot; what its Pops were given is found there. Snapshots are taken when the log has grown long, by whoever notices first.
-
-A signal handler that raises can break off a change of the state at any record. `consistent` is False while there is one; who
-finds it False throws the copy away and folds anew, and nobody makes a snapshot of it.
+The log counts bytes. Whoever calls holds the queue's lock, so between writing an entry and folding it no other thread folds it
+away. Snapshots are taken when the log has grown long, by whoever notices first.
 """
 
 from __future__ import annotations
@@ -13,17 +9,18 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from threading import RLock, Thread
 
 import msgspec
 
-from roq.errors import LogTrimmed, RoqError, TemporaryError, UnknownFormat
+from roq.errors import RoqError, TemporaryError
 from roq.log.local import LocalLog
 from roq.log.local.locks import Lives
 from roq.log.local.publication import UNKNOWN
 from roq.wire.decoding import UNDECODABLE
-from roq.workqueue.fold import APPLIED, Effects, Handed, RecordRefused, Settled, TasksDelivered
+from roq.workqueue.fold import Effects
+from roq.workqueue.folded_log import NOTHING, CommandAnswer, FoldedLog, answer_of
 from roq.workqueue.records import Cancel, InstanceDead, Pop, Record, Requeue, Tick, decode, encode
 from roq.workqueue.state import State
 
@@ -45,30 +42,8 @@ Request = tuple[bytes, Sequence[Record]]  # as it is written, and what is in it:
 logger = logging.getLogger(__name__)
 
 
-class CommandAnswer(msgspec.Struct, array_like=True):
-    """settled: of each settlement, whether it did anything. handed: to the Pop; None while it stands in line."""
-
-    settled: list[bool]
-    handed: tuple[Handed, ...] | None
-    refused: bool = False
-
-
-NOTHING = CommandAnswer([], ())
 encode_answer = msgspec.msgpack.Encoder().encode
 _decode_answer = msgspec.msgpack.Decoder(CommandAnswer).decode
-
-
-def answer_of(records: Sequence[Record], effects: Sequence[Effects]) -> CommandAnswer:
-    """What a request's records did to it."""
-    pop = records[-1]
-    assert type(pop) is Pop
-    settled = [any(type(effect) is Settled and effect.applied for effect in one) for one in effects[:-1]]
-    for effect in effects[-1]:
-        if type(effect) is TasksDelivered and effect.nonce == pop.nonce and effect.instance == pop.instance:
-            return CommandAnswer(settled, effect.handed)
-        if type(effect) is RecordRefused:
-            return CommandAnswer(settled, (), refused=True)
-    return CommandAnswer(settled, None)
 
 
 def decode_answer(text: bytes) -> CommandAnswer | None:
@@ -79,8 +54,8 @@ def decode_answer(text: bytes) -> CommandAnswer | None:
         return None
 
 
-class Replica:
-    """State and position. instance: ours, whose deliveries are kept in `answers` by nonce, for the nonces in `asked`.
+class Replica(FoldedLog[bytes]):
+    """A FoldedLog that writes.
 
     sought: nonce of a Pop of ours that another process may write, 0: none; outcome: the last nonce that was sought and found,
     maybe of an older request, and what the entry that ends with it did. lock: the queue's, which whoever calls holds; threads
@@ -88,14 +63,10 @@ class Replica:
     """
 
     def __init__(self, log: LocalLog, instance: int, lock: RLock, replay_bytes: int) -> None:
-        self.log, self._instance, self._lock = log, instance, lock
-        self.state = State()
-        self.position = 0
-        self.asked: set[int] = set()
-        self.answers: dict[int, TasksDelivered] = {}
+        super().__init__(log, instance)
+        self.log, self._lock = log, lock
         self.sought = 0
         self.outcome: tuple[int, list[Effects]] | None = None
-        self.consistent = True
         self._replay_bytes = replay_bytes
         self._snapshot_due = replay_bytes  # position at which the next snapshot is taken
         self._snapshot_after = 0.0  # monotonic
@@ -187,48 +158,18 @@ class Replica:
         while self.position < self.log.end:
             self._fold(0, 0)
 
-    def _fold(self, start: int, end: int) -> list[list[Effects]]:
-        """Fold some entries; the effects of those between two positions."""
-        found: list[list[Effects]] = []
-        try:
-            entries = self.log.read(self.position)
-        except LogTrimmed:
-            self.load()
-            return found
-        apply, instance = self.state.apply, self._instance
-        self.consistent = False
-        for position, entry in entries:
-            try:
-                records = decode(entry)
-            except UnknownFormat:
-                self.consistent = True  # up to here
-                raise
-            if start < position <= end:
-                found.append([self._apply(record) for record in records])
-            elif self.sought and (nonce := self._sought(records)):
-                self.outcome = nonce, [self._apply(record) for record in records]
-            else:
-                for record in records:
-                    effects = apply(record)
-                    if effects and effects is not APPLIED:
-                        for effect in effects:
-                            if type(effect) is TasksDelivered and effect.instance == instance:
-                                self._answer(effect)
-            self.position = position
-        self.consistent = True
-        return found
+    def _read(self) -> Sequence[tuple[int, bytes]]:
+        return self.log.read(self.position)
+
+    _decoded = staticmethod(decode)
 
     def _sought(self, records: Sequence[Record]) -> int:
         """The nonce of these if they are what we seek, else 0. `sought` may be another one by the next line."""
         last = records[-1] if records else None
         return last.nonce if type(last) is Pop and last.nonce == self.sought and last.instance == self._instance else 0
 
-    def _apply(self, record: Record) -> Effects:
-        effects = self.state.apply(record)
-        for effect in effects:
-            if type(effect) is TasksDelivered and effect.instance == self._instance:
-                self._answer(effect)
-        return effects
+    def _found(self, nonce: int, effects: list[Effects]) -> None:
+        self.outcome = nonce, effects
 
     def find(self, records: Sequence[Record]) -> CommandAnswer | None:
         """The answer to a request that was sought, None: nobody wrote it until now. Raises TemporaryError (can't be told)."""
@@ -242,20 +183,14 @@ class Replica:
             raise TemporaryError("what became of this call is in a snapshot and can't be told any more")
         return None
 
-    def _answer(self, delivered: TasksDelivered) -> None:
-        if delivered.nonce in self.asked:
-            self.answers[delivered.nonce] = delivered
-
-    def give_back(self, nonces: Set[int]) -> None:
+    def give_back(self, nonces: set[int]) -> None:
         """These Pops get nothing any more; what they were given meanwhile goes back."""
         if not nonces:
             return
         now, me = self.now(), self._instance
         try:
             self.write([Cancel(now, me, nonce) for nonce in sorted(nonces)])
-            leased = self.state.fold.leased.values()
-            given = [task.delivery for task in leased if task.instance == me and task.nonce in nonces]
-            if given:
+            if given := self._given(nonces):
                 self.write([Requeue(now, delivery, me) for delivery in given])
         except RoqError as error:
             logger.warning("%s: a lease() that ended early may still be given a task: %s", self.log.folder, error)
@@ -301,25 +236,8 @@ class Replica:
 
     # --- snapshots ----------------------------------------------------------------------------------------------------
 
-    def load(self) -> None:
-        """Start from the newest snapshot."""
-        found = self.log.load_snapshot()
-        if found is None or found[0] <= self.position:
-            self._snapshot_due = self.position + self._replay_bytes
-            return
-        position, data = found
-        state = State.load(data)
-        self.consistent = False
-        self.position, self.state = position, state
-        self._plan(self.position, len(data))
-        me = state.fold.instances.known.get(self._instance)
-        for nonce in self.asked - self.answers.keys():
-            if me is not None and me.knows(nonce) and (self._instance, nonce) not in state.waiters:
-                self.answers[nonce] = state.fold.held_by(self._instance, nonce)
-        self.consistent = True
-
     def _plan(self, position: int, size: int) -> None:
-        """When the next snapshot is due after one of this position and size."""
+        """When the next snapshot is due after that one."""
         self._snapshot_due = position + max(self._replay_bytes, SNAPSHOT_SHARE * size)
 
     def _look_at_length(self) -> None:

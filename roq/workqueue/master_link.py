@@ -47,15 +47,19 @@ PATIENCE_SECONDS = 30.0  # a request that nobody answers for longer fails: longe
 
 
 class MasterLink:
-    """`zookeeper`: "h1:p,h2:p[/chroot]". Any thread."""
+    """`zookeeper`: "h1:p,h2:p[/chroot]". beside: another link, of the same cluster, that is closed after this one: both ask the
+    GCM by the same connection. Any thread."""
 
-    def __init__(self, zookeeper: str, name: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    def __init__(
+        self, zookeeper: str, name: str, patience_seconds: float = PATIENCE_SECONDS, beside: MasterLink | None = None
+    ) -> None:
         self.name = name
         self.patience_seconds = patience_seconds
         self._stop = StopEvent()
         self.connections = ConnectionPool(self._stop)
-        self._loop = LoopThread(f"roq {name}")
-        self._gcm = GcmClient(zookeeper)
+        self._owner = beside is None
+        self._loop: LoopThread = LoopThread(f"roq {name}") if beside is None else beside._loop
+        self._gcm: GcmClient = GcmClient(zookeeper) if beside is None else beside._gcm
         self._ids = itertools.count(1)
         self._locating = threading.Lock()
         self._endpoint = ""
@@ -70,22 +74,35 @@ class MasterLink:
         standbys: int | None = None,
         inline_bytes: int = 0,
         asked: tuple[str, ...] | None = None,
+        shards: int = 0,
     ) -> WorkQueueRecord:
-        """Create the work queue unless it exists. asked: see CreateWorkQueue.
+        """Create the work queue unless it exists. asked, shards: see CreateWorkQueue.
 
         Raises WorkQueueConflict, InvalidName, NoHosts, Unavailable."""
         others = write_quorum, ack_quorum, standbys, inline_bytes
-        request = gcm.CreateWorkQueue(self.name, new_token(), settings, *others, asked)
+        request = gcm.CreateWorkQueue(self.name, new_token(), settings, *others, asked, None, shards)
         info = self._ask_gcm(request, self.patience_seconds)
         self._endpoint = _active(info)
         return info.record
 
-    def ask(self, make: Callable[[int], wire.Request], expect: type[T], wait_seconds: float = 0.0) -> T:
+    def describe(self) -> WorkQueueRecord:
+        """The record, as it is now. Raises WorkQueueNotFound, Unavailable."""
+        return self._ask_gcm(gcm.DescribeWorkQueue(self.name), LOCATE_SECONDS).record
+
+    def ask(
+        self,
+        make: Callable[[int], wire.Request],
+        expect: type[T],
+        wait_seconds: float = 0.0,
+        patience_seconds: float | None = None,
+    ) -> T:
         """The active master's answer to make(again), `again` being 0 for the first try and 1 for all others.
 
-        wait_seconds: how long the master may take. Raises what the master refuses, Closed, or Unavailable.
+        wait_seconds: how long the master may take. patience_seconds: None: the link's. Raises what the master refuses, Closed,
+        or Unavailable.
         """
-        deadline = time.monotonic() + wait_seconds + self.patience_seconds
+        patience = self.patience_seconds if patience_seconds is None else patience_seconds
+        deadline = time.monotonic() + wait_seconds + patience
         silence, pauses, again = SILENCE_SECONDS, delays(0.02, 0.25), 0
         body = make(0)
         while True:
@@ -200,8 +217,9 @@ class MasterLink:
         """Whoever waits gets Closed."""
         self._stop.set()
         self.connections.close()
-        self._loop.loop.call_soon_threadsafe(self._gcm.close)
-        self._loop.stop()
+        if self._owner:
+            self._loop.loop.call_soon_threadsafe(self._gcm.close)
+            self._loop.stop()
 
 
 def _active(info: gcm.WorkQueueInfo) -> str:

@@ -56,7 +56,7 @@ async def awaited(steps: Steps[T]) -> T:
 
 
 class TaskSource(Protocol):
-    """What tasks and their prefetch need of their queue, of either face; nobody else calls it."""
+    """What tasks, their prefetch and their transactions need of their queue, of either face; nobody else calls it."""
 
     address: str
     _keeper: LeaseKeeper
@@ -70,6 +70,9 @@ class TaskSource(Protocol):
 
     def _settle_one(self, target: Target, settlement: Settlement) -> Any:
         """The token from now on."""
+
+    def _commit(self, transaction: Any) -> Any:
+        """A CollectedTransaction."""
 
     def release_many(self, tasks: Iterable[Any], delay_seconds: float = 0.0, error: str = "") -> Any:
         """Give back."""
@@ -146,8 +149,12 @@ class TaskPrefetch(Generic[TaskT]):
     def leave(self) -> None:
         """The body is through with the current task; if it left it unsettled, its lease runs out."""
         task, self._current = self._current, None
-        if task is not None and not task.settled:
+        if task is not None and not (task.settled or task.claimed):
             self._queue._keeper.let_go(task)
+
+    def works_on(self, task: HeldTask) -> bool:
+        """Whether the body is still at this task."""
+        return task is self._current
 
     def close_steps(self) -> Steps[int]:
         """Give the spare tasks back; how many."""
@@ -159,14 +166,23 @@ class TaskPrefetch(Generic[TaskT]):
         return len(spare)
 
 
-class Task(HeldTask):
+class QueuedTask(HeldTask):
+    """A task with where it came from, of either face: as a transaction that acks it sees it."""
+
+    __slots__ = ("_prefetch", "_queue")
+    _queue: TaskSource
+    _prefetch: TaskPrefetch[Any] | None
+
+
+class Task(QueuedTask):
     """A leased task: .id .topic .payload .headers .attempt .priority .inserted .expires .token .lost. Settle it once, by
     ack, release or reject.
 
     Each raises LeaseLost if the lease has ended before.
     """
 
-    __slots__ = ("_prefetch", "_queue")
+    __slots__ = ()
+    _prefetch: Prefetch | None
 
     def __init__(
         self, leased: LeasedTask[bytes], seconds: float, asked: float, queue: TaskSource, prefetch: Prefetch | None = None

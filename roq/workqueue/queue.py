@@ -16,14 +16,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
-from roq.errors import Closed, TemporaryError
+from roq.errors import Closed, TemporaryError, WorkQueueNotFound
 from roq.wire.headers import Headers
 from roq.wire.task import LeasedTask, NewTask, Settlement, Status, TaskState, TaskView
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.address import Options, open_backend
+from roq.workqueue.address import Options, open_backend, without_password
 from roq.workqueue.batcher import Batcher, CallThreads, LeaseBatcher
 from roq.workqueue.contract import (
     LEASE_COUNT_MAX,
@@ -33,16 +34,21 @@ from roq.workqueue.contract import (
     RoundTrip,
     check_lease,
     new_task,
+    open_shards,
     put_parts,
 )
 from roq.workqueue.handling import GRACE_SECONDS, Rules, Work, reason, work
 from roq.workqueue.lease_keeper import DONE, HeldTask, LeaseKeeper, Settlements, Target, given_back, raise_lost
-from roq.workqueue.prefetch import Prefetch, Task
+from roq.workqueue.prefetch import Prefetch, Task, awaited
+from roq.workqueue.shard_leases import LeaseKeepers, by_shard, shard_of
+from roq.workqueue.transaction import CollectedTransaction, Failure, commit_all, commit_steps, committing
 
 logger = logging.getLogger(__name__)
 Held = TypeVar("Held", bound=HeldTask | str)  # a task, or its token
 T = TypeVar("T")
 CLOSE_SECONDS = 2.0  # that calls under way have to end before they are cut off; longer than a waiting one takes
+COMMITS_AT_ONCE, COMMIT_BYTES = 200, 2 * 1024 * 1024  # transactions in one request
+ANY_SHARD = -1  # what is leased behind no settlement is no shard's
 LEASE_BATCHERS_MAX = 32  # lease times whose batchers are kept though idle
 
 
@@ -50,7 +56,7 @@ class WorkQueue:
     """Use as an async context manager, in one event loop. Any number of coroutines may use it at the same time."""
 
     def __init__(self, address: str, options: Options | None = None) -> None:
-        self.address = address
+        self.address, self._full_address = without_password(address), address
         self._asked = options.checked() if options is not None else None
         self._opened: Backend | None = None
         self._closed = False
@@ -67,11 +73,13 @@ class WorkQueue:
     async def open(self) -> None:
         """Open, and create it if it is new. Raises InvalidAddress, WorkQueueConflict, WorkQueueNotFound, OSError."""
         self._threads = CallThreads()
-        self._opened = backend = await self._threads.start(open_backend, self.address, self._asked)
-        self._keeper = LeaseKeeper(backend.settle)
-        self._puts = Batcher[NewTask, str](self._threads, backend.put, PUT_COUNT_MAX, PUT_BYTES)
-        self._settlements = Batcher[tuple[Target, Settlement], str | None](self._threads, self._keeper.settle, LEASE_COUNT_MAX)
-        self._leases: dict[float, LeaseBatcher] = {}
+        self._opened = backend = await self._threads.start(open_backend, self._full_address, self._asked)
+        self._keeper: LeaseKeeper = LeaseKeepers(backend.settle)
+        at_once = partial(open_shards, backend)
+        self._puts = Batcher[NewTask, str](self._threads, backend.put, PUT_COUNT_MAX, PUT_BYTES, at_once)
+        self._settlements: dict[int, Batcher[tuple[Target, Settlement], str | None]] = {}  # by shard
+        self._commits = Batcher[CollectedTransaction, Failure](self._threads, self._commit_all, COMMITS_AT_ONCE, COMMIT_BYTES)
+        self._leases: dict[tuple[float, int], LeaseBatcher] = {}  # by lease time, and the shard of what is settled first
         self._unclaimed: list[LeasedTask[bytes]] = []  # came while the queue was being closed
 
     async def close(self, error: str = "") -> None:
@@ -81,7 +89,9 @@ class WorkQueue:
             return
         self._closed = True
         self._puts.close()
-        self._settlements.close()
+        self._commits.close()
+        for settlements in self._settlements.values():
+            settlements.close()
         for batcher in self._leases.values():
             batcher.close()
         try:
@@ -93,6 +103,8 @@ class WorkQueue:
                 await self._threads.start(self._keeper.settle, settle[start : start + LEASE_COUNT_MAX])
         except TemporaryError as failure:
             logger.warning("%s: what was held could not be given back and comes back by itself: %s", self.address, failure)
+        except WorkQueueNotFound:
+            logger.info("%s was removed meanwhile, and with it what was held", self.address)
         finally:
             await self._threads.start(self._opened.close)
             await self._threads.close()
@@ -145,7 +157,8 @@ class WorkQueue:
     # --- leasing --------------------------------------------------------------------------------------------------------
 
     async def lease(self, seconds: float = 60.0, count: int = 1, wait_seconds: float = 0.0) -> list[Task]:
-        """Up to `count` tasks for `seconds`, waiting up to `wait_seconds` for the first. They are not renewed: `extend`."""
+        """Up to `count` tasks for `seconds`, waiting up to `wait_seconds` for the first. Not renewed, but by a
+        transaction that acks them: `extend`."""
         trip = await self._lease(seconds, count, wait_seconds)
         return [Task(leased, seconds, trip.began, self) for leased in trip.tasks]
 
@@ -193,8 +206,8 @@ class WorkQueue:
     async def _lease(self, seconds: float, count: int, wait_seconds: float, settle: Settlements = ()) -> RoundTrip:
         """One lease, after these settlements. Cancelled, it holds nothing."""
         check_lease(seconds, count, wait_seconds)
-        self._backend  # noqa: B018
-        future = self._lease_batcher(seconds).add(count, wait_seconds, settle)
+        shard = shard_of(settle[0][0]) if settle else ANY_SHARD if open_shards(self._backend) > 1 else 0
+        future = self._lease_batcher(seconds, shard).add(count, wait_seconds, settle)
         try:
             return await future
         except asyncio.CancelledError:
@@ -202,12 +215,13 @@ class WorkQueue:
                 self._give_back(future.result().tasks)
             raise
 
-    def _lease_batcher(self, seconds: float) -> LeaseBatcher:
-        batcher = self._leases.get(seconds)
+    def _lease_batcher(self, seconds: float, shard: int) -> LeaseBatcher:
+        batcher = self._leases.get((seconds, shard))
         if batcher is None:
             if len(self._leases) >= LEASE_BATCHERS_MAX:
                 self._leases = {kept: batcher for kept, batcher in self._leases.items() if not batcher.idle}
-            batcher = self._leases[seconds] = LeaseBatcher(self._threads, seconds, self._lease_blocking, self._give_back)
+            batcher = LeaseBatcher(self._threads, seconds, self._lease_blocking, self._give_back)
+            self._leases[seconds, shard] = batcher
         return batcher
 
     def _lease_blocking(self, seconds: float, count: int, wait_seconds: float, settle: Settlements) -> RoundTrip:
@@ -224,22 +238,52 @@ class WorkQueue:
         if self._closed:
             self._unclaimed.extend(tasks)
         elif tasks:
-            given = self._settlements.add([(task.token, Settlement.release("")) for task in tasks])
-            given.add_done_callback(_log_failure)
+            wanted: Settlements = [(task.token, Settlement.release("")) for task in tasks]
+            for shard, places in by_shard(wanted).items():
+                given = self._settlement_batcher(shard).add([wanted[place] for place in places])
+                given.add_done_callback(_log_failure)
 
     # --- settling -------------------------------------------------------------------------------------------------------
+
+    def _settlement_batcher(self, shard: int) -> Batcher[tuple[Target, Settlement], str | None]:
+        """One per shard: none waits for another."""
+        batcher = self._settlements.get(shard)
+        if batcher is None:
+            batcher = Batcher(self._threads, self._keeper.settle, LEASE_COUNT_MAX)
+            self._settlements[shard] = batcher
+        return batcher
+
+    async def _settle_part(self, wanted: Settlements) -> list[str | None]:
+        """The answers; those of each shard travel by themselves."""
+        parts, tokens = by_shard(wanted), list[str | None]([None] * len(wanted))
+        calls = [self._settlement_batcher(shard).add([wanted[place] for place in some]) for shard, some in parts.items()]
+        for places, answers in zip(parts.values(), await asyncio.gather(*calls), strict=True):
+            for place, token in zip(places, answers, strict=True):
+                tokens[place] = token
+        return tokens
 
     async def _settle_one(self, target: Target, settlement: Settlement) -> str:
         """Settle by task or token; the token from now on. Raises LeaseLost."""
         self._backend  # noqa: B018
-        token = (await self._settlements.add(((target, settlement),)))[0]
+        token = (await self._settlement_batcher(shard_of(target)).add(((target, settlement),)))[0]
         return raise_lost(target) if token is None else token
+
+    def _commit_all(self, transactions: list[CollectedTransaction]) -> list[Failure]:
+        """In a thread."""
+        return commit_all(self._keeper, self._backend, transactions)
+
+    async def _commit(self, transaction: CollectedTransaction) -> None:
+        """Raises TransactionAborted, DeadlineExceeded, Overloaded, CallError."""
+        patience = committing(self._backend).patience_seconds
+        await awaited(
+            commit_steps(transaction, patience, lambda: self._commits.add((transaction,), transaction.bytes), asyncio.sleep)
+        )
 
     async def _settle_many(self, tasks: Iterable[Held], settlement: Settlement) -> list[Held]:
         self._backend  # noqa: B018
         wanted = list(tasks)
         parts = [wanted[start : start + LEASE_COUNT_MAX] for start in range(0, len(wanted), LEASE_COUNT_MAX)]
-        calls = [self._settlements.add([(task, settlement) for task in part]) for part in parts]
+        calls = [self._settle_part([(task, settlement) for task in part]) for part in parts]
         tokens = [token for part in await asyncio.gather(*calls) for token in part]
         return [task for task, token in zip(wanted, tokens, strict=True) if token is None]
 
@@ -311,7 +355,7 @@ def _log_failure(given: asyncio.Future[list[str | None]]) -> None:
         logger.warning("tasks nobody took could not be given back and come back by themselves: %s", error)
 
 
-def open_queue(
+def open_queue(  # noqa: PLR0913  one argument per option
     address: str,
     *,
     max_attempts: int | None = None,
@@ -323,8 +367,11 @@ def open_queue(
     inline_bytes: int | None = None,
     patience_seconds: float | None = None,
     ack_sync_seconds: float | None = None,
+    trust_functions: bool | None = None,
+    shards: int | None = None,
 ) -> WorkQueue:
-    """The work queue at `memory:`, `file:///dir`, `log:///dir` or `roq://zk1:2181,zk2:2181/name`; made if it is new.
+    """The work queue at `memory:`, `file:///dir`, `log:///dir`, `roq://zk1:2181,zk2:2181/name`,
+    `postgresql://user@host/database?queue=name` or `jetstream://host:4222/name`; made if it is new.
 
     Each option may stand in the address too: `log:///dir?max_attempts=5`. Raises InvalidConfiguration for a wrong one.
 
@@ -334,11 +381,13 @@ def open_queue(
 
     Kept with a queue of a cluster (`roq:`): write_quorum: stores that keep each task (3, or as many as there are hosts).
     ack_quorum: that must have synced it before a put returns (the majority). standbys: masters in waiting, on other hosts (1).
-    inline_bytes: payloads from this size on go straight to a store, not through the master (64 KiB).
+    inline_bytes: payloads from here on go straight to a store (64 KiB). shards: masters that share the tasks of a new one (1).
 
-    Of this opening: patience_seconds (`roq:`): a call that nobody answers for longer raises Unavailable (30). ack_sync_seconds
-    (`file:`): above 0, an ack returns before it is synced, and is synced so much later at most: acks are two to three times as
-    fast, but a loss of power may bring back tasks that were acked just before (0).
+    Of this opening: patience_seconds (`roq:`, `postgresql:`, `jetstream:`): a call that nobody answers for longer raises
+    Unavailable, or LogUnavailable (30). ack_sync_seconds (`file:`): above 0, an ack returns before it is synced, and is synced
+    so much later at most: acks are two to three times as fast, but a loss of power may bring back tasks that were acked just
+    before (0). trust_functions (`file:`): take payloads that are function calls to workers of python-task-queue, which carry
+    out any that they find there (False).
     """
     return WorkQueue(
         address,
@@ -352,5 +401,7 @@ def open_queue(
             inline_bytes,
             patience_seconds,
             ack_sync_seconds,
+            trust_functions,
+            shards,
         ),
     )

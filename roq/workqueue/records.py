@@ -183,7 +183,8 @@ class HoldersReplaced(msgspec.Struct, frozen=True, array_like=True, forbid_unkno
 
 class FeedMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False, tag=16):
     """A message of the recorded queue that this group takes from. (publisher, sequence) is its id: one whose number is not
-    above all that came of its publisher changes nothing. published: ms. ordered: those of its topic go one after the other."""
+    above all that came of its publisher changes nothing. published: ms. ordered: those of its topic go one after the other.
+    expires: ms from which on nobody is to get it any more, 0: never."""
 
     now: int
     publisher: int
@@ -192,13 +193,67 @@ class FeedMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     topic: str
     published: int
     ordered: bool
+    priority: int = 0
+    expires: int = 0
 
 
 class FeedPosition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False, tag=17):
-    """Everything is in the group up to these entries of the tapes, by Exchange."""
+    """Everything is in the group up to these entries of the tapes, by Exchange. missed: gaps since the position before."""
 
     now: int
     done: dict[str, int]
+    missed: int = 0
+
+
+class FeedMessages(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False, tag=20):
+    """Several of a publisher that are alike but for number and payload, as so many FeedMessages. messages: in their order."""
+
+    now: int
+    publisher: int
+    topic: str
+    published: int
+    ordered: bool
+    messages: tuple[tuple[int, bytes], ...]
+    priority: int = 0
+    expires: int = 0
+
+
+class CompleteMany(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False, tag=21):
+    """As a Complete of each of these deliveries. runs: (first, how many in a row)."""
+
+    now: int
+    instance: int
+    runs: tuple[tuple[int, int], ...]
+
+
+class Outgoing(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """What a transaction publishes to one recorded queue, in this order: topic, and payload behind its headers."""
+
+    queue: str
+    messages: tuple[tuple[str, bytes], ...]
+
+
+class CommitTransaction(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False, tag=18):
+    """A transaction: the tasks of all these deliveries (number, instance) are done and the messages are on their way, or, if
+    one of them is not current, nothing. (producer, sequence) is its identity: a record with one that took effect changes
+    nothing."""
+
+    now: int
+    producer: int
+    sequence: int
+    deliveries: tuple[tuple[int, int], ...]
+    outgoing: tuple[Outgoing, ...]
+
+
+class OutboxForwarded(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False, tag=19):
+    """Messages of transactions to this queue are dealt with up to `number`. tapes, stored: the last of them has this number of
+    its producer there, so `number - stored` lies between the two from now on; "": the queue is gone."""
+
+    now: int
+    queue: str
+    tapes: str
+    number: int
+    stored: int
 
 
 Record = (
@@ -218,7 +273,11 @@ Record = (
     | RemoveDead
     | HoldersReplaced
     | FeedMessage
+    | FeedMessages
+    | CompleteMany
     | FeedPosition
+    | CommitTransaction
+    | OutboxForwarded
 )
 
 _encoder = msgspec.msgpack.Encoder()
@@ -289,6 +348,13 @@ class Sender(msgspec.Struct, array_like=True):
             return Use.NEW
         return Use.FORGOTTEN if number <= self.floor else Use.KNOWN
 
+    def ascend(self, number: int) -> bool:
+        """The same of one who numbers in order, and may leave numbers out; False: it was used before."""
+        if number <= self.highest:
+            return False
+        self.highest = number
+        return True
+
     def knows(self, number: int) -> bool:
         """Whether this number was used, as far as it is remembered."""
         return self.floor < number <= self.highest and not any(first <= number <= last for first, last in self.missing)
@@ -318,13 +384,14 @@ class Senders(msgspec.Struct, array_like=True):
         one = self.of(sender, clock)
         return Use.FORGOTTEN if one.ended else one.use(number)
 
-    def ascend(self, sender: int, number: int, clock: int) -> bool:
-        """Take note of a record of one who writes in order, and may leave numbers out; False: it was written before."""
-        one = self.of(sender, clock)
-        if number <= one.highest:
-            return False
-        one.highest = number
-        return True
+    def seen(self, sender: int, number: int) -> Use:
+        """What is known of a number. Nothing is noted."""
+        one = self.known.get(sender)
+        if one is None or number > one.highest:
+            return Use.NEW
+        if one.knows(number):
+            return Use.KNOWN
+        return Use.FORGOTTEN if number <= one.floor else Use.NEW
 
     def of(self, sender: int, clock: int) -> Sender:
         """This sender, touched."""

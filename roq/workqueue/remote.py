@@ -1,13 +1,8 @@
 """The work queue of a cluster (`roq://zk1:2181,zk2:2181/name`): every verb is one request to its master.
 
 Puts carry numbers of this client, lease requests numbers of this instance of it, so that a request sent again after silence or
-a fail-over takes effect once. Payloads from the queue's `blob_bytes` on go straight to a store (Blizzard):
-
-    put   Reserve at the master ─► upload to the store it named ─► Stored at the master, which has it copied and then logged
-    get   the lease names the stores ─► fetch from the first one that has it whole
-
-An upload that breaks is begun again elsewhere; what it left is removed by the master. Not covered: which master
-(master_link.py), what it does (roq/workqueue/master).
+a fail-over takes effect once. Payloads from the queue's `blob_bytes` on go straight to a store (big_payloads.py). Not covered:
+which master (master_link.py), what it does (roq/workqueue/master), queues of several shards (sharded.py).
 """
 
 from __future__ import annotations
@@ -18,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar, cast
-from zlib import crc32
 
 import msgspec
 
@@ -26,36 +20,27 @@ from roq.errors import (
     CallError,
     Closed,
     DataLost,
-    DeadlineExceeded,
-    FrameError,
     InvalidConfiguration,
-    RoqError,
-    StorageFailed,
-    TaskNotFound,
+    ShardClosed,
     TemporaryError,
-    Unavailable,
 )
 from roq.ids import new_id
-from roq.runtime.backoff import delays
-from roq.runtime.blocking_connection import BlockingConnection
 from roq.runtime.observe import logger
 from roq.wire import master as wire
-from roq.wire import store as store_wire
-from roq.wire.decoding import UNDECODABLE
-from roq.wire.envelope import EnvelopeKind, error_of, open_envelope, seal
 from roq.wire.task import (
     LeasedTask,
     NewTask,
     PayloadReference,
     Settlement,
     Status,
-    StoreAddress,
     TaskState,
     TaskToPut,
     TaskView,
     milliseconds,
 )
-from roq.wire.work_queue import TaskSettings
+from roq.wire.work_queue import TaskSettings, WorkQueueRecord
+from roq.workqueue.big_payloads import BigPayloads
+from roq.workqueue.commit_sender import CommitSender
 from roq.workqueue.contract import Asked, ClusterSettings, RoundTrip, asked_for, check_lease, check_put, of_new
 from roq.workqueue.master_link import PATIENCE_SECONDS, MasterLink
 
@@ -64,15 +49,9 @@ log = logger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
 PutElsewhere = Callable[[int, Sequence[TaskToPut]], list[str]]  # their ids; of tasks whose numbers were not ours alone
 PUT_BYTES_AT_ONCE = 2 * 1024 * 1024  # of one request; longer lists travel as several
-IDS_AT_ONCE = 10_000  # dead letters named in one request
+IDS_AT_ONCE = 10_000  # dead letters or keys named in one request
+REFUSED = ""  # in place of the id of a task that a closed shard did not take
 WAIT_SLICE_SECONDS = 2.0  # longest wait asked of the master at once: a lost request costs no more than this
-PART_SECONDS = 5.0  # one part, on stable storage
-TURN_SECONDS = 15.0  # until a store that is sent many parts takes ours
-COPY_SECONDS = 30.0  # the stores among themselves
-UPLOADS_MIN = 5  # of one payload, each to another store, before it is given up, whatever they took
-DAMAGE = (DataLost, StorageFailed, TaskNotFound)  # a store that says so has no copy that is of use
-
-_decode_reply = msgspec.msgpack.Decoder(store_wire.Reply).decode
 
 
 class RemoteQueue:
@@ -89,39 +68,83 @@ class RemoteQueue:
         ack_quorum: int = 0,
         standbys: int | None = None,
         inline_bytes: int = 0,
+        shards: int = 0,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
-        self._link = MasterLink(zookeeper, name, patience_seconds)
+        link = MasterLink(zookeeper, name, patience_seconds)
+        try:
+            chosen = asked_for(settings)
+            wanted = of_new(chosen) if chosen else None
+            self.record = link.open(wanted, write_quorum, ack_quorum, standbys, inline_bytes, tuple(chosen), shards)
+            welcome = link.ask(lambda again: wire.Hello(), wire.Welcome)
+        except BaseException:
+            link.close()
+            raise
+        kept = ClusterSettings(
+            **msgspec.structs.asdict(welcome.settings),
+            write_quorum=self.record.spec.write_quorum,
+            ack_quorum=self.record.spec.ack_quorum,
+            standbys=self.record.standbys,
+            inline_bytes=welcome.blob_bytes,
+        )
+        self._begin(zookeeper, link, kept, welcome.blob_bytes)
+        self._hear(welcome.shards)
+
+    def _begin(self, zookeeper: str, link: MasterLink, settings: TaskSettings, blob_bytes: int) -> None:
+        self.settings: TaskSettings = settings
+        self._zookeeper, self._link, self._blob_bytes = zookeeper, link, blob_bytes
         self._producer, self._instance = new_id(), new_id()
         self._sequence = 0
         self._nonces = itertools.count(1)
         self._lock = threading.Lock()
         self._closed = False
-        try:
-            chosen = asked_for(settings)
-            wanted = of_new(chosen) if chosen else None
-            record = self._link.open(wanted, write_quorum, ack_quorum, standbys, inline_bytes, tuple(chosen))
-            welcome = self._link.ask(lambda again: wire.Hello(), wire.Welcome)
-        except BaseException:
-            self._link.close()
-            raise
-        self.settings: TaskSettings = ClusterSettings(
-            **msgspec.structs.asdict(welcome.settings),
-            write_quorum=record.spec.write_quorum,
-            ack_quorum=record.spec.ack_quorum,
-            standbys=record.standbys,
-            inline_bytes=welcome.blob_bytes,
-        )
-        self._blob_bytes = welcome.blob_bytes
-        self._big = BigPayloads(self._link)
+        self._big = BigPayloads(link)
+        self.transactions = CommitSender(link)
+        self.shards, self.heard = 0, time.monotonic()  # version of the list of shards that its master told last, and when
+        self.wait_slice_seconds = WAIT_SLICE_SECONDS
+        self._waiting: set[int] = set()  # nonces
+
+    def beside(self, name: str) -> RemoteQueue:
+        """Another shard of this queue, which is there and has its settings. Nobody is asked yet. Closed before this one."""
+        other = object.__new__(RemoteQueue)
+        other.record = self.record
+        link = MasterLink(self._zookeeper, name, self._link.patience_seconds, self._link)
+        other._begin(self._zookeeper, link, self.settings, self._blob_bytes)
+        return other
+
+    def describe(self) -> WorkQueueRecord:
+        """Its record, as the GCM has it now. Raises WorkQueueNotFound, Unavailable."""
+        return self._link.describe()
+
+    def hello(self, patience_seconds: float) -> None:
+        """Hear from its master: `shards` and `heard` are new then."""
+        self._check_open()
+        self._hear(self._link.ask(lambda again: wire.Hello(), wire.Welcome, patience_seconds=patience_seconds).shards)
+
+    def _hear(self, shards: int) -> None:
+        self.heard = time.monotonic()
+        self.shards = max(self.shards, shards)
 
     # --- put ----------------------------------------------------------------------------------------------------------
 
     def put(self, tasks: Sequence[NewTask]) -> list[str]:
-        """See Backend. Longer lists travel as several requests, big payloads one by one, all in the order of the list."""
+        """See Backend. Longer lists travel as several requests, big payloads one by one, all in the order of the list. Raises
+        also ShardClosed."""
+        ids = self.put_open(tasks)
+        if REFUSED in ids:
+            raise ShardClosed
+        return ids
+
+    def put_open(self, tasks: Sequence[NewTask]) -> list[str]:
+        """As `put`; REFUSED for those that were not taken, as this is a closed shard."""
         self._check_open()
         check_put(tasks, self.settings)
         return self._put(*self._numbers(len(tasks)), tasks, self._put_elsewhere)
+
+    def find_keys(self, keys: Sequence[str]) -> list[str | None]:
+        """Of a closed shard: the ids of the tasks that these dedup keys stand for, None for those that stand for nothing."""
+        parts = [list(keys[first : first + IDS_AT_ONCE]) for first in range(0, len(keys), IDS_AT_ONCE)]
+        return [id for part in parts for id in self._ask(wire.FindKeys(part), wire.KeysFound).ids]
 
     def _numbers(self, count: int, taken: int = 0) -> tuple[int, int]:
         """Our producer and the first of `count` numbers that are used once. taken: a producer that somebody else is, too."""
@@ -180,7 +203,10 @@ class RemoteQueue:
             return request
 
         added = self._link.ask(make, wire.TasksAdded)
+        self._hear(added.shards)
         ids = [f"{producer:016x}-{first + place}" for place in range(len(tasks))]
+        for place in added.refused:
+            ids[place] = REFUSED
         for place, id in added.known:
             ids[place] = id
         if added.repeated and elsewhere is not None and not sent_again:
@@ -189,7 +215,11 @@ class RemoteQueue:
         return ids
 
     def _put_big(self, producer: int, sequence: int, task: TaskToPut, elsewhere: PutElsewhere | None = None) -> str:
-        added = self._big.put(producer, sequence, task)
+        try:
+            added = self._big.put(producer, sequence, task)
+        except ShardClosed:
+            return REFUSED
+        self._hear(added.shards)
         if added.repeated and elsewhere is not None:
             return elsewhere(producer, [task])[0]
         return added.known[0][1] if added.known else f"{producer:016x}-{sequence}"
@@ -197,21 +227,21 @@ class RemoteQueue:
     # --- lease and settle -----------------------------------------------------------------------------------------------
 
     def lease(self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()) -> RoundTrip:
-        """See Backend."""
+        """See Backend. Ends early, with nothing, when the master tells of another list of shards."""
         self._check_open()
         check_lease(seconds, count, wait_seconds)
-        deadline = time.monotonic() + wait_seconds
+        deadline, shards = time.monotonic() + wait_seconds, self.shards
         lease_ms, settled, left = milliseconds(seconds), list[str | None](), list(settle)
         while True:
             asked = time.monotonic()
-            wait = min(max(deadline - asked, 0.0), WAIT_SLICE_SECONDS)
+            wait = min(max(deadline - asked, 0.0), self.wait_slice_seconds)
             leases = self._lease_once(lease_ms, count, wait, left)
             if left:
                 settled, left = leases.settled, []
             if leases.tasks:
                 began = asked + leases.waited / 1000  # not when the answer came: the log may have been slow
                 return RoundTrip(settled, self._with_payloads(leases.tasks), began)
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or self.shards != shards:
                 return RoundTrip(settled, [])
 
     def _lease_once(self, lease_ms: int, count: int, wait: float, settle: list[Settlement]) -> wire.Leases:
@@ -220,7 +250,21 @@ class RemoteQueue:
         def make(again: int) -> wire.Lease:
             return wire.Lease(instance, nonce, again, lease_ms, count, 0 if again else round(wait * 1000), settle)
 
-        return self._link.ask(make, wire.Leases, wait)
+        if not wait:
+            leases = self._link.ask(make, wire.Leases)
+        else:
+            self._waiting.add(nonce)
+            try:
+                leases = self._link.ask(make, wire.Leases, wait)
+            finally:
+                self._waiting.discard(nonce)
+        self._hear(leases.shards)
+        return leases
+
+    def end_waits(self) -> None:
+        """Have leases that wait in other threads end now, with what they have."""
+        if nonces := list(self._waiting):
+            self._ask(wire.EndWaits(self._instance, nonces), wire.Counted)
 
     def _with_payloads(self, tasks: list[LeasedTask[bytes | PayloadReference]]) -> list[LeasedTask[bytes]]:
         """Those whose payload is there. A task whose payload no store gives just now was not tried, so it must not die of it;
@@ -255,14 +299,20 @@ class RemoteQueue:
 
     def release_all(self) -> int:
         """See Backend."""
-        return self._ask(wire.ReleaseEvery(), wire.Counted).count
+        return self._count(wire.ReleaseEvery())
+
+    def _count(self, request: wire.Request) -> int:
+        counted = self._ask(request, wire.Counted)
+        self._hear(counted.shards)
+        return counted.count
 
     def peek(self, state: TaskState, count: int) -> list[TaskView]:
         """See Backend."""
         if count < 1:
             raise InvalidConfiguration(f"at least 1 task can be peeked at, got {count}")
-        seen = self._ask(wire.Peek(str(TaskState(state)), count), wire.PeekedTasks).tasks
-        return [self._view(one) for one in seen]
+        seen = self._ask(wire.Peek(str(TaskState(state)), count), wire.PeekedTasks)
+        self._hear(seen.shards)
+        return [self._view(one) for one in seen.tasks]
 
     def _view(self, seen: wire.PeekedTask) -> TaskView:
         payload = seen.payload
@@ -272,19 +322,21 @@ class RemoteQueue:
 
     def purge(self) -> int:
         """See Backend."""
-        return self._ask(wire.PurgeQueue(), wire.Counted).count
+        return self._count(wire.PurgeQueue())
 
     def status(self) -> Status:
         """See Backend."""
-        return self._ask(wire.GetStatus(), Status)
+        status = self._ask(wire.GetStatus(), wire.MasterStatus)
+        self._hear(status.shards)
+        return status.counts()
 
     def requeue_dead(self, ids: Sequence[str] | None) -> int:
         """See Backend."""
-        return sum(self._ask(wire.RequeueLetters(part), wire.Counted).count for part in _letters(ids))
+        return sum(self._count(wire.RequeueLetters(part)) for part in _letters(ids))
 
     def remove_dead(self, ids: Sequence[str] | None) -> int:
         """See Backend."""
-        return sum(self._ask(wire.RemoveLetters(part), wire.Counted).count for part in _letters(ids))
+        return sum(self._count(wire.RemoveLetters(part)) for part in _letters(ids))
 
     def _ask(self, request: wire.Request, expect: type[T]) -> T:
         self._check_open()
@@ -327,121 +379,3 @@ def _parts(tasks: list[TaskToPut], blob_bytes: int) -> Iterator[list[TaskToPut]]
             size += length
     if part:
         yield part
-
-
-class BigPayloads:
-    """Any thread."""
-
-    def __init__(self, link: MasterLink) -> None:
-        self._link = link
-        self._ids = itertools.count(1)
-
-    def put(self, producer: int, sequence: int, task: TaskToPut) -> wire.TasksAdded:
-        """Store the payload and add the task. What is told as repeated was used by somebody else.
-
-        Raises Unavailable, or why the last upload broke: several did, and for the queue's patience.
-        """
-        payload, crc = task.payload, crc32(task.payload)
-        pauses, deadline = delays(0.02, 0.5), time.monotonic() + self._link.patience_seconds
-        bare = msgspec.structs.replace(task, payload=b"")
-        avoid: dict[str, None] = {}
-        sent_again = False
-
-        def make(request: wire.Request) -> Callable[[int], wire.Request]:
-            def made(again: int) -> wire.Request:
-                nonlocal sent_again
-                sent_again = sent_again or again > 0
-                return request
-
-            return made
-
-        for attempt in itertools.count(1):
-            request = wire.Reserve(producer, sequence, len(payload), crc, list(avoid))
-            reserved = self._link.ask(make(request), wire.Reserved)
-            try:
-                self._upload(reserved, payload, crc)
-                done = wire.PayloadStored(producer, sequence, reserved.blob, bare)
-                added = self._link.ask(make(done), wire.TasksAdded, COPY_SECONDS)
-                return wire.TasksAdded(added.known) if sent_again or attempt > 1 else added
-            except (TemporaryError, TaskNotFound) as error:  # TaskNotFound: the reservation is gone with its master
-                pause = next(pauses)
-                if attempt >= UPLOADS_MIN and time.monotonic() + pause >= deadline:
-                    if isinstance(error, TemporaryError):
-                        raise
-                    raise Unavailable(f"a payload was lost {attempt} times on its way; the last time: {error}") from error
-                log.warning("upload retried", extra={"fields": {"host": reserved.store.host, "reason": str(error)}})
-                if not isinstance(error, TaskNotFound):
-                    avoid[reserved.store.host] = None
-                self._link.pause(pause)
-        raise AssertionError("the loop returns or raises")
-
-    def _upload(self, reserved: wire.Reserved, payload: bytes, crc: int) -> None:
-        connection = self._link.connections.take(reserved.store.endpoint)
-        try:
-            for offset in range(0, len(payload), store_wire.BLOB_PART_BYTES):
-                part = payload[offset : offset + store_wire.BLOB_PART_BYTES]
-                self._ask(connection, store_wire.PutBlob(reserved.blob, offset, len(payload), crc, part), store_wire.StoreDone)
-        finally:
-            self._link.connections.give(connection)
-
-    def get(self, where: PayloadReference) -> bytes | None:
-        """The payload; None if it can't be had from any store just now. Raises DataLost: every store that should have it says
-        that it is damaged or gone."""
-        damaged: list[str] = []
-        for store in where.stores:
-            try:
-                return self._download(store, where)
-            except RoqError as error:
-                fields = {"blob": where.blob, "host": store.host, "reason": str(error)}
-                log.warning("payload could not be fetched", extra={"fields": fields})
-                if isinstance(error, DAMAGE):
-                    damaged.append(f"{store.host} ({error})")
-        if not where.stores or len(damaged) < len(where.stores):
-            return None
-        raise DataLost(f"payload {where.blob} of {where.size} bytes is damaged or missing on every host: {', '.join(damaged)}")
-
-    def peek(self, where: PayloadReference) -> bytes:
-        """The payload, empty if it can't be had: a view of a task is not to fail for that."""
-        try:
-            return self.get(where) or b""
-        except DataLost as error:
-            log.warning("payload could not be fetched for peek: %s", error)
-            return b""
-
-    def _download(self, store: StoreAddress, where: PayloadReference) -> bytes:
-        connection, parts, size = self._link.connections.take(store.endpoint), list[bytes](), 0
-        try:
-            while size < where.size:
-                request = store_wire.GetBlob(where.blob, size, min(store_wire.BLOB_PART_BYTES, where.size - size))
-                part = self._ask(connection, request, store_wire.BlobPart)
-                if not part.data or part.total != where.size:
-                    raise DataLost(f"{part.total} bytes instead of {where.size}")
-                parts.append(part.data)
-                size += len(part.data)
-        finally:
-            self._link.connections.give(connection)
-        payload = b"".join(parts)
-        if crc32(payload) != where.crc:
-            raise DataLost("its check sum is another one")
-        return payload
-
-    def _ask(self, connection: BlockingConnection, request: store_wire.Request, expect: type[T]) -> T:
-        id, until = next(self._ids), time.monotonic() + TURN_SECONDS
-        connection.send(seal(EnvelopeKind.REQUEST, id, request), lambda: time.monotonic() < until)
-        deadline = time.monotonic() + PART_SECONDS
-        while True:
-            parts = connection.receive(deadline)
-            if parts is None:
-                raise DeadlineExceeded(f"no answer to {type(request).__name__} from {connection.endpoint}")
-            envelope = open_envelope(parts[-1])
-            if envelope.id != id:
-                continue
-            if envelope.kind == EnvelopeKind.ERROR:
-                raise error_of(envelope.body)
-            try:
-                reply = _decode_reply(envelope.body)
-            except UNDECODABLE as error:
-                raise FrameError(f"undecodable answer: {error}") from None
-            if isinstance(reply, expect):
-                return reply
-            raise FrameError(f"{type(reply).__name__} in reply to {type(request).__name__}")

@@ -6,14 +6,14 @@ the first of them at once; a wait ends with its time, by Cancel, or with its ins
 here: a Pop of theirs is written when there is a task for it.
 
 A dump is a version byte and a msgpack array. Equal states have equal dumps, however they were reached: by all records, or by a
-dump and the records after it. That of a group has a version of its own: programs that know no groups refuse it.
+dump and the records after it. That of a group has a version of its own, and so has one with transactions or with messages that
+have an end: programs that know none refuse it.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from heapq import heapify
 from typing import NamedTuple, Self
 
 import msgspec
@@ -21,11 +21,13 @@ import msgspec
 from roq.errors import UnknownFormat
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.fold import Effect, Effects, Fold, StoredTask, TasksDelivered
+from roq.workqueue.fold import Effect, Effects, Fold, TasksDelivered
+from roq.workqueue.outbox import DestinationImage
+from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import BlobRef, Cancel, InstanceDead, Pop, Record, Senders, TaskKey, Tick
 from roq.workqueue.waiters import Waiters
 
-VERSION, GROUP_VERSION = 1, 2
+VERSION, GROUP_VERSION, OUTBOX_VERSION = 1, 2, 3
 WAITERS_MAX = 10_000  # one more is answered at once, with nothing
 
 
@@ -64,10 +66,20 @@ class GroupImage(StateImage, array_like=True, forbid_unknown_fields=True):
     fed: dict[str, int] | None
 
 
+class OutboxImage(GroupImage, array_like=True, forbid_unknown_fields=True):
+    """The state of a work queue or group with transactions, with messages that have an end, or with gaps."""
+
+    lapsed: int
+    transactions: Senders
+    outbox: list[DestinationImage]
+    missed: int = 0
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoders: dict[int, msgspec.msgpack.Decoder[StateImage]] = {
     VERSION: msgspec.msgpack.Decoder(StateImage),
     GROUP_VERSION: msgspec.msgpack.Decoder(GroupImage),
+    OUTBOX_VERSION: msgspec.msgpack.Decoder(OutboxImage),
 }
 
 
@@ -156,18 +168,23 @@ class State:
             instances=fold.instances.ordered(),
             keys=[(key, *value) for key, value in fold.keys.items()],
         )
-        if fold.fed is None and not (fold.topics or fold.fed_bytes):
+        newest = fold.outbox or fold.transactions.known or fold.has_ends() or fold.missed
+        if fold.fed is None and not (fold.topics or fold.fed_bytes or newest):
             return bytes((VERSION,)) + _encoder.encode(common)
         fed = None if fold.fed is None else dict(sorted(fold.fed.items()))
-        group = GroupImage(**msgspec.structs.asdict(common), behind=fold.all_behind(), fed=fed)
-        return bytes((GROUP_VERSION,)) + _encoder.encode(group)
+        group = {**msgspec.structs.asdict(common), "behind": fold.topics.all_behind(), "fed": fed}
+        if not newest:
+            return bytes((GROUP_VERSION,)) + _encoder.encode(GroupImage(**group))
+        transactions, outbox = fold.transactions.ordered(), fold.outbox.images()
+        image = OutboxImage(**group, lapsed=fold.lapsed, transactions=transactions, outbox=outbox, missed=fold.missed)
+        return bytes((OUTBOX_VERSION,)) + _encoder.encode(image)
 
     @classmethod
     def load(cls, data: bytes) -> Self:
         """What `dump` wrote. UnknownFormat: another version did, or it is damaged."""
         if not data or data[0] not in _decoders:
             raise UnknownFormat(
-                f"a snapshot of format {data[0] if data else 'nothing'}; this program reads {VERSION} and {GROUP_VERSION}"
+                f"a snapshot of format {data[0] if data else 'nothing'}; this program reads {VERSION} to {OUTBOX_VERSION}"
             )
         try:
             image = _decoders[data[0]].decode(memoryview(data)[1:])
@@ -189,11 +206,13 @@ class State:
         fold.keys = OrderedDict((key, (time, task)) for key, time, task in image.keys)
         for tasks in (image.ready, image.delayed, image.leased, image.dead):
             fold.blobs |= {(task.producer, task.sequence): task for task in tasks if type(task.payload) is BlobRef}
-        fold._ends = [(task.due, task.delivery) for task in image.leased]
-        heapify(fold._ends)
+        fold.ends.load(fold.leased)
         if isinstance(image, GroupImage):
             fold.fed = image.fed
             fold.stand_behind(image.behind)
+        if isinstance(image, OutboxImage):
+            fold.lapsed, fold.missed, fold.transactions = image.lapsed, image.missed, image.transactions
+            fold.outbox.load(image.outbox)
         return state
 
     def digest(self) -> str:

@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def image() -> str:
-    """Name of the image that holds this source tree."""
+    """Name of the image for tests that holds this source tree; RoQ's own, with the same in it, is roq:latest."""
     for command in (["tools/docker.sh", "start"], [sys.executable, "tools/image.py"]):
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         if done.returncode and WITHOUT:

@@ -1,4 +1,5 @@
-"""Groups in containers: hosts without power under load; what was stored is done by some member, in the order of its topic.
+"""Groups in containers: hosts without power under load, and members that leave and join every second; what was stored is done
+by some member, in the order of its topic.
 
 Not covered: single processes (tests/integration/test_groups.py), everything at once (tests/simulation).
 """
@@ -6,6 +7,7 @@ Not covered: single processes (tests/integration/test_groups.py), everything at 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -18,17 +20,18 @@ from roq.workqueue.codec import parse_task_id
 from tests.failure.test_recorded import WAIT_SECONDS, RecordedLoad, recorded
 
 CLUSTER = {"gcms": 1, "hcms": 3}
-MEMBERS, LEASE_SECONDS = 3, 5.0
+MEMBERS, LEASE_SECONDS, STAY_SECONDS = 3, 5.0, 1.0
 
 
 class Members:
-    """Of one group, in order by topic."""
+    """Of one group, in order by topic. joined: how often one came."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self.done: dict[int, set[int]] = {}  # publisher -> numbers that were acked
         self.reached: dict[tuple[int, str], int] = {}  # publisher, topic -> the last number that came for the first time
         self.wrong: list[str] = []
+        self.joined = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -36,34 +39,49 @@ class Members:
         self._tasks = [asyncio.get_running_loop().create_task(self._work()) for _ in range(MEMBERS)]
 
     async def _work(self) -> None:
-        async with roq.open_queue(self._address) as group:
-            async for message in group.leases(seconds=LEASE_SECONDS, count=20):
-                publisher = parse_task_id(message.id)[0]
-                number = int(message.payload)
-                if number in self.done.setdefault(publisher, set()):
-                    self.wrong.append(f"{message.id} came again after its ack")
-                key = publisher, message.topic
-                if message.attempt == 1 and number <= self.reached.get(key, -1):
-                    self.wrong.append(f"{message.id} came behind {self.reached[key]} of its topic")
-                self.reached[key] = max(number, self.reached.get(key, -1))
-                try:
-                    await message.ack()
-                    self.done[publisher].add(number)
-                except LeaseLost:  # another member gets it, or the ack was done and its answer lost
-                    self.done[publisher].discard(number)
+        """One member after the other: it leaves with what it has leased, and the next one comes."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            async with roq.open_queue(self._address, patience_seconds=WAIT_SECONDS) as group:
+                self.joined += 1
+                leaves = clock() + STAY_SECONDS
+                async with contextlib.aclosing(group.leases(seconds=LEASE_SECONDS, count=20)) as messages:
+                    async for message in messages:
+                        await self._handle(message)
+                        if clock() >= leaves:
+                            break
+
+    async def _handle(self, message: roq.Task) -> None:
+        publisher = parse_task_id(message.id)[0]
+        number = int(message.payload)
+        if number in self.done.setdefault(publisher, set()):
+            self.wrong.append(f"{message.id} came again after its ack")
+        key = publisher, message.topic
+        if message.attempt == 1 and number <= self.reached.get(key, -1):
+            self.wrong.append(f"{message.id} came behind {self.reached[key]} of its topic")
+        self.reached[key] = max(number, self.reached.get(key, -1))
+        try:
+            await message.ack()
+            self.done[publisher].add(number)
+        except LeaseLost:  # another member gets it, or the ack was done and its answer lost
+            self.done[publisher].discard(number)
 
     async def finish(self, load: RecordedLoad) -> None:
         """Wait until the group is empty, and hold what was done against what was stored."""
-        async with asyncio.timeout(WAIT_SECONDS), roq.open_queue(self._address) as group:
+        clock, due = asyncio.get_running_loop().time, sum(load.stored.values())
+        until = clock() + WAIT_SECONDS
+        async with roq.open_queue(self._address) as group:
             while True:
                 for task in self._tasks:
                     if task.done():
                         task.result()
                 status = await group.status()
-                if status.completed >= sum(load.stored.values()) and not (status.ready or status.delayed or status.leased):
+                if status.completed >= due and not (status.ready or status.delayed or status.leased):
                     break
+                assert clock() < until, f"of {due} messages not all are done: {status}; {self.joined} members came"
                 await asyncio.sleep(0.1)
         assert self.wrong == []
+        assert self.joined > 3 * MEMBERS, "they left and came"
         assert (status.completed, status.inserted, status.dead) == (sum(load.stored.values()), status.completed, 0)
 
     async def close(self) -> None:

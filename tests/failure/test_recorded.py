@@ -1,4 +1,5 @@
-"""Recorded queues in containers: hosts without power, cut off and paused under load; what was stored is read by everybody.
+"""Recorded queues in containers: hosts without power, cut off and paused under load; what was stored is read by everybody, also
+by a durable reader that is closed and opened anew every second.
 
 Not covered: single processes (tests/integration/test_recorded.py), disks that fail (tests/simulation).
 """
@@ -6,35 +7,77 @@ Not covered: single processes (tests/integration/test_recorded.py), disks that f
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
 
 import roq
-from roq.errors import DeadlineExceeded, MessagesLost, NotConfirmed
+from roq.errors import DeadlineExceeded, MessagesLost, NotConfirmed, TemporaryError
 from roq.testing import DockerCluster
 
 CLUSTER = {"gcms": 1, "hcms": 3}
 PUBLISHERS, BURST = 2, 100
 WAIT_SECONDS = 60.0  # a host without power, its replacement, and whatever must be sent again
+LIFE_SECONDS = 1.0  # of a durable reader
+AUDIT = "audit"
+
+
+class DurableReader:
+    """One name, lives of a second each. kept: where the newest life began."""
+
+    def __init__(self, client: roq.Cluster, queue: str) -> None:
+        self._client, self._queue = client, queue
+        self.came: dict[int, set[int]] = {}  # publisher -> numbers, of all lives
+        self.lost: list[MessagesLost] = []
+        self.wrong: list[str] = []
+        self.lives, self.kept = 0, dict[str, int]()
+
+    async def read(self) -> None:
+        """Until cancelled."""
+        while True:
+            with contextlib.suppress(TemporaryError):  # no host that is needed answers: it is opened again
+                await self._live()
+
+    async def _live(self) -> None:
+        make, told = self._client.subscriber, self.lost.append
+        async with make(self._queue, durable=AUDIT, start="earliest", follow="stored", on_lost=told) as life:
+            self.lives += 1
+            self._begin(life.position)
+            newest: dict[int, int] = {}
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LIFE_SECONDS):
+                    async for message in life:
+                        number = int(message.payload)
+                        if number <= newest.get(message.publisher, -1):
+                            self.wrong.append(f"{message.publisher}: {number} behind {newest[message.publisher]} in one life")
+                        newest[message.publisher] = number
+                        self.came.setdefault(message.publisher, set()).add(number)
+
+    def _begin(self, position: roq.TapePosition | None) -> None:
+        done = position.done if position is not None else {}
+        if any(done.get(exchange, 0) < entry for exchange, entry in self.kept.items()):
+            self.wrong.append(f"life {self.lives} begins at {done}, the one before began at {self.kept}")
+        self.kept = done
 
 
 class RecordedLoad:
-    """Publishers that are told what is stored, and a reader that is there from the beginning."""
+    """Publishers that are told what is stored, a reader that is there from the beginning, and a durable one."""
 
     def __init__(self, client: roq.Cluster, queue: str) -> None:
         self._client, self.queue = client, queue
         self.stored: dict[int, int] = {}  # publisher -> so many messages, numbered from 0
         self.came: dict[int, list[int]] = {}
         self.lost: list[MessagesLost] = []
+        self.audit = DurableReader(client, queue)
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Beside the test."""
-        work = [self._read(), *(self._publish() for _ in range(PUBLISHERS))]
+        work = [self._read(), self.audit.read(), *(self._publish() for _ in range(PUBLISHERS))]
         self._tasks = [asyncio.get_running_loop().create_task(one) for one in work]
 
     async def _publish(self) -> None:
@@ -71,20 +114,24 @@ class RecordedLoad:
                 task.result()
 
     async def finish(self) -> None:
-        """Publish no more, and wait until the reader has all of it."""
+        """Publish no more, and wait until the readers have all of it."""
         self._stop.set()
-        await asyncio.gather(*self._tasks[1:])
-        deadline = asyncio.get_running_loop().time() + WAIT_SECONDS
-        while sum(map(len, self.came.values())) < sum(self.stored.values()):
+        await asyncio.gather(*self._tasks[2:])
+        deadline, due = asyncio.get_running_loop().time() + WAIT_SECONDS, sum(self.stored.values())
+        while min(sum(map(len, self.came.values())), sum(map(len, self.audit.came.values()))) < due:
             self._raise()
             assert asyncio.get_running_loop().time() < deadline, self.missing()
             await asyncio.sleep(0.05)
 
     def missing(self) -> str:
-        """What the reader has not got, in words."""
-        gone = {one: sorted(set(range(count)) - set(self.came.get(one, ()))) for one, count in self.stored.items()}
-        told = {one: (len(numbers), numbers[:3], numbers[-3:]) for one, numbers in gone.items()}
-        return f"not delivered {told} of {self.stored}, told lost {self.lost[:5]}"
+        """What readers have not got, in words."""
+
+        def of(came: Mapping[int, Collection[int]]) -> dict[int, tuple[int, list[int], list[int]]]:
+            gone = {one: sorted({*range(count)} - {*came.get(one, ())}) for one, count in self.stored.items()}
+            return {one: (len(numbers), numbers[:3], numbers[-3:]) for one, numbers in gone.items()}
+
+        lost = f"told lost {self.lost[:5]}, {self.audit.lost[:5]}"
+        return f"not delivered {of(self.came)}, to the durable reader {of(self.audit.came)} of {self.stored}, {lost}"
 
     async def close(self) -> None:
         """End what runs."""
@@ -107,6 +154,10 @@ async def recorded(client: roq.Cluster) -> AsyncIterator[RecordedLoad]:
         await load.finish()
         whole = {publisher: list(range(count)) for publisher, count in load.stored.items()}
         assert (load.came, load.lost) == (whole, []), "the reader that was there all the time"
+        audited = {publisher: sorted(numbers) for publisher, numbers in load.audit.came.items()}
+        assert (audited, load.audit.lost, load.audit.wrong) == (whole, [], []), "the durable reader"
+        assert load.audit.lives > 2, "it was closed and opened anew"
+        assert any(load.audit.kept.values()), "and went on where it was"
         fresh: dict[int, list[int]] = {}
         async with client.subscriber(queue, start="earliest", follow=False, on_lost=load.lost.append) as past:
             async for message in past:

@@ -17,7 +17,7 @@ NO_QUICK_TEST = "one and a half minutes of load by itself"
 SECONDS = int(os.environ.get("ROQ_SOAK_SECONDS", "90"))
 END_SECONDS = 150  # to start, to heal and to come to an end
 ARGUMENTS = {"--seconds": SECONDS, "--every": 12, "--seed": 11, "--publishers": 2, "--subscribers": 2, "--rate": 500}
-JUDGED = {"client", "roq-gcm", "roq-hcm", "roq-fork-server", "monitor", "scaling", "exchange"}
+JUDGED = {"client", "roq-gcm", "roq-hcm", "roq-fork-server", "monitor", "scaling", "exchange", "store"}
 
 
 @pytest.mark.timeout(SECONDS + END_SECONDS + 30)
@@ -29,6 +29,6 @@ async def test_a_while_of_faults_lets_nothing_grow(tmp_path: Path) -> None:
     assert (result["lost"], result["duplicated"], result["reordered"], result["adds_up"]) == (0, 0, 0, True)
     assert result["published"] > 0.9 * 4 * 500 * SECONDS
     judged = [life for life in result["resources"]["lives"] if life["judged"]]
-    assert {life["name"].partition("/")[0] for life in judged} == JUDGED
+    assert {life["name"].partition("/")[0] for life in judged} >= JUDGED
     assert len(result["resources"]["znodes"]["windows"]) == 8
     assert picture.read_text().startswith("<svg")

@@ -21,6 +21,7 @@ from tests.failure.conftest import ROOT, SESSION_SECONDS
 from tests.harness.traffic import Traffic
 
 NO_QUICK_TEST = "an image with systemd has to be built first"
+pytestmark = pytest.mark.timeout(400)  # also that
 HOST, USER = "box", "messages"
 ADDRESS_BYTE = 91
 QUICK_KILLS = 7  # in a row: more than systemd restarts by default
@@ -29,7 +30,7 @@ UNITS = ("roq-gcm", "roq-hcm")
 # What `pip install` would have done, from what the image has.
 INSTALL = """set -e
 mkdir -p /usr/lib/python3/dist-packages
-printf '/opt/roq\\n/opt/packages\\n' >/usr/lib/python3/dist-packages/roq.pth
+printf '%s\\n' /opt/roq/lib/python3*/site-packages /opt/packages >/usr/lib/python3/dist-packages/roq.pth
 for name in roq roq-gcm roq-hcm; do
     sed '1s|.*|#!/usr/bin/python3|' /opt/roq/bin/$name >/usr/local/bin/$name
     chmod 755 /usr/local/bin/$name
@@ -126,7 +127,6 @@ async def box(systemd_image: str, image: str, tmp_path: Path) -> AsyncIterator[t
         yield cluster, made
 
 
-@pytest.mark.timeout(240)  # the image may have to be built
 @pytest.mark.long
 async def test_the_units_keep_a_host_serving(box: tuple[DockerCluster, Box]) -> None:
     cluster, machine = box

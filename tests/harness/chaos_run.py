@@ -14,12 +14,12 @@ ROOT = Path(__file__).parents[2]
 
 
 async def roq_chaos(
-    flags: tuple[str, ...], arguments: Mapping[str, object], seconds: float
+    flags: tuple[str, ...], arguments: Mapping[str, object], seconds: float, where: str = "--local"
 ) -> tuple[dict[str, Any], int | None, str]:
     """(its JSON, its exit code, what it wrote to people). It ends within `seconds`."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "roq.cli", "chaos", "--local", "--json", *flags),
+        *("-m", "roq.cli", "chaos", where, "--json", *flags),
         *(str(part) for pair in arguments.items() for part in pair),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -16,6 +16,7 @@ from roq.coordination.session import Session
 from roq.tools.local.zookeeper import LocalZooKeeper
 from tests.integration.coordinator_rig import RunningCoordinator
 from tests.integration.faults import Wire, expire
+from tests.integration.log_servers import SERVERS, LogServer
 from tests.integration.running import RunningCluster
 from tests.integration.workqueue_rig import KINDS, Faces, new_address, removed_at_the_end
 
@@ -100,9 +101,28 @@ async def queue(client: roq.Cluster) -> AsyncIterator[str]:
     await client.remove_queue(name)
 
 
+@pytest.fixture(scope="session")
+def log_servers() -> Iterator[Callable[[str], LogServer]]:
+    """Servers of logs by the scheme of their addresses, for tests that do them no harm; each begins when asked for."""
+    running: dict[str, LogServer] = {}
+
+    def server(kind: str) -> LogServer:
+        if kind not in running:
+            running[kind] = SERVERS[kind]()
+        return running[kind]
+
+    yield server
+    for one in running.values():
+        one.close()
+
+
 @pytest.fixture(params=KINDS)
 def work_address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A work queue nobody has opened yet; one of every kind."""
+    if request.param in SERVERS:
+        server = request.getfixturevalue("log_servers")(request.param)
+        yield server.address(f"w-{uuid.uuid4().hex[:12]}")
+        return
     if request.param != "roq":
         yield new_address(str(request.param), tmp_path)
         return

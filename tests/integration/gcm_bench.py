@@ -166,6 +166,20 @@ class Bench:
                         raise
                     await asyncio.sleep(0.05)
 
+    async def next_term(self) -> None:
+        """The leader loses the election, and somebody leads anew: what the one before has read is not believed any more."""
+        session = await self.session()
+        before = await session.get(paths.LEADER)
+        assert before is not None
+        latch, *_ = sorted(await session.children(paths.LATCH), key=lambda name: name.rpartition("-")[2])
+        await session.delete(f"{paths.LATCH}/{latch}")
+
+        async def begun() -> bool:
+            node = await session.get(paths.LEADER)
+            return node is not None and node.czxid != before.czxid
+
+        await eventually(begun)
+
     async def hosts_alive(self, count: int) -> None:
         async def seen() -> bool:
             return sum(host.alive for host in (await self.ask(wire.ListHosts(), wire.Hosts)).hosts) == count

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 START = """
 import sys, msgspec
 from hcm.programs import PROGRAMS
-from roq.runtime.observe import set_up_logging
+from roq.runtime.log_output import set_up_logging
 from roq.wire.process import ChildSpec
 set_up_logging("store")
 spec = msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]), type=ChildSpec)

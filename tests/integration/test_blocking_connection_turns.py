@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from roq.errors import Closed, Unavailable
-from roq.runtime import blocking_connection, connections
+from roq.runtime import blocking_connection, sockets
 from roq.runtime.blocking_connection import BlockingConnection, StopEvent
 from roq.runtime.loop_thread import LoopThread
 from roq.runtime.router import Router
@@ -115,7 +115,7 @@ class Turned:
 @pytest.fixture
 def turned(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Turned, BlockingConnection, StopEvent]]:
     """A server, a connection to it, and its stop event. The kernel gives up after DEAD_SECONDS, or as it is told."""
-    monkeypatch.setattr(connections, "DEAD_SECONDS", DEAD_SECONDS)
+    monkeypatch.setattr(sockets, "DEAD_SECONDS", DEAD_SECONDS)
     monkeypatch.setattr(blocking_connection, "DEAD_SECONDS", DEAD_SECONDS)
     monkeypatch.setattr(blocking_connection, "SEND_SECONDS", QUICK_SECONDS)
     with listening() as listener:

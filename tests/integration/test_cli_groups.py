@@ -10,9 +10,11 @@ import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import roq
 from roq.workqueue.address import queue_address
 from tests.harness.documented import block, run
 from tests.integration.running import RunningCluster
@@ -57,24 +59,25 @@ def test_a_group_is_made_taken_from_listed_and_removed(cli: Cli, recorded: str) 
     assert len(message["publisher"]) == 16
 
     (row,) = cli.json("queue", "group", "ls", recorded)
-    wanted = {"queue": recorded, "group": "billing", "name": f"{recorded}@billing", "topics": ["a.>"], "order": "topic"}
-    counts = {
-        "start": "earliest",
-        "where": "",
-        "ready": True,
-        "waiting": 0,
-        "leased": 0,
-        "dead": 0,
-        "completed": 3,
-        "problem": "",
+    wanted: dict[str, Any] = {
+        "queue": recorded,
+        "group": "billing",
+        "name": f"{recorded}@billing",
+        "topics": ["a.>"],
+        "order": "topic",
     }
-    assert {key: row[key] for key in (*wanted, *counts)} == {**wanted, **counts}
+    wanted |= {"start": "earliest", "where": "", "ready": True, "problem": "", "completed": 3, "oldest_seconds": None}
+    wanted |= dict.fromkeys(("waiting", "delayed", "leased", "dead", "missed", "lag"), 0)
+    assert {key: row[key] for key in wanted} == wanted
     assert cli.json("queue", "show", recorded)["groups"][0]["name"] == row["name"]
     shown = cli.run("queue", "show", recorded).stdout.decode()
     assert [line.split()[:4] for line in shown.splitlines() if line.startswith("billing")] == [
         ["billing", "a.>", "topic", "yes"]
     ]
     assert cli.json("task", "status", address)["status"]["completed"] == 3
+    for everything in (cli.json("status"), cli.json("top", "-n", "1")):
+        (found,) = [one for one in everything["work_queues"] if one["name"] == row["name"]]
+        assert (found["queue"], found["ready"], found["completed"], found["lag"]) == (recorded, True, 3, 0)
     assert cli.json("task", "ls")[0]["address"] == address
 
     assert cli.run("queue", "group", "rm", recorded, "billing").stderr.decode() == f"removed {recorded}@billing\n"
@@ -84,6 +87,23 @@ def test_a_group_is_made_taken_from_listed_and_removed(cli: Cli, recorded: str) 
         gone
         == f"roq: GroupNotFound: no group is named '{recorded}@billing' (`roq queue group ls` tells the groups of a queue)\n"
     )
+
+
+def test_how_far_a_group_is_is_listed(cli: Cli, recorded: str) -> None:
+    cli.run("queue", "group", "create", recorded, "slow")
+    address = queue_address(cli.cluster, f"{recorded}@slow")
+    with roq.blocking.open_queue(address) as queue:
+        (one, *_) = queue.lease(60, count=5, wait_seconds=20)
+        one.release(delay_seconds=60)
+        listed = cli.json("queue", "group", "ls", recorded)
+        (row,) = listed
+        assert (row["waiting"], row["delayed"], row["oldest_seconds"] > 0) == (row["waiting"], 1, True)
+        assert row["waiting"] + row["leased"] == 5
+        head, line = cli.run("queue", "group", "ls", recorded).stdout.decode().splitlines()[1:]
+        cells = dict(zip(head.split(), line.split(), strict=False))
+        assert (cells["WAITING"], cells["DELAYED"], cells["MISSED"]) == (str(row["waiting"]), "1", "0")
+        (line,) = [text for text in cli.run("status").stdout.decode().splitlines() if text.startswith(f"{recorded}@slow")]
+        assert line.split()[2:4] == [str(row["waiting"]), str(row["leased"])]
 
 
 def test_sub_makes_the_group_and_a_signal_gives_back_what_was_not_acked(cli: Cli, recorded: str) -> None:

@@ -9,7 +9,9 @@ import json
 import signal
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from tests.integration.running import RunningCluster
@@ -66,6 +68,24 @@ def test_what_was_stored_is_read_and_read_on(cli: Cli, recorded: str) -> None:
     assert read(cli, recorded, "--since", "0s")[0] == b""
     refused = cli.run("queue", "read", recorded, "--since", position[:-2], code=1).stderr
     assert refused.startswith(b"roq: InvalidPosition: ")
+
+
+def test_what_was_stored_becomes_an_arrow_file_and_an_arrow_stream(cli: Cli, recorded: str, tmp_path: Path) -> None:
+    place = tmp_path / "kept.arrow"
+    done = cli.run("queue", "read", recorded, "--arrow", str(place), "--where", "topic != 'c' or size == 1")
+    with pa.ipc.open_file(str(place)) as file:
+        found = file.read_all()
+    assert found.column("payload").to_pylist() == [b"one", b"two", b"three", b"\xff"]
+    assert found.column("topic").to_pylist() == ["a.b"] * 3 + ["c"]
+    told = done.stderr.decode().splitlines()
+    assert told[0].startswith(f"roq queue read: wrote 4 messages into {place} (")
+    position = told[1].removeprefix("roq queue read: go on with --since ")
+    stored(cli, recorded, "c", b"six\n")
+    streamed = cli.run("queue", "read", recorded, "c", "--since", position, "--arrow", "-")
+    assert pa.ipc.open_stream(streamed.stdout).read_all().column("payload").to_pylist() == [b"six"]
+    refused = cli.run("queue", "read", recorded, "--arrow", str(tmp_path / "nowhere" / "x"), code=1).stderr
+    assert b"can't write" in refused
+    assert list(tmp_path.iterdir()) == [place]
 
 
 def test_sub_begins_in_the_past_and_goes_on_into_the_present(cli: Cli, recorded: str) -> None:
@@ -127,3 +147,20 @@ def test_a_queue_that_never_was_recorded_has_none(cli: Cli, queue: str) -> None:
         said = cli.run(*arguments, code=1).stderr
         assert said.startswith(b"roq: NotRecorded: ")
         assert said.count(b"\n") == 1
+
+
+def test_a_producer_goes_on_where_it_was(cli: Cli, recorded: str) -> None:
+    """Line n of the input is message n: what was stored is skipped."""
+    name = ("--producer", "loader")
+    first = cli.run("pub", recorded, "d", *name, stdin=b"1\n2\n3\n")
+    assert first.stderr == b"roq pub: published 3 messages, all stored on 2 stores\n"
+    again = cli.run("pub", recorded, "d", *name, "--json", stdin=b"1\n2\n3\n4\n5\n")
+    assert again.stderr.splitlines()[0] == b"roq pub: 3 lines of loader are stored, going on behind them"
+    assert json.loads(again.stdout)["published"] == 2
+    assert cli.run("queue", "read", recorded, "--topic", "none", "--topic", "d").stdout == b"1\n2\n3\n4\n5\n"
+    (row,) = cli.json("queue", "producers", recorded)
+    assert (row["name"], row["number"], row["closed"]) == ("loader", 5, True)
+    cli.run("queue", "forget-producer", recorded, "loader")
+    assert cli.json("queue", "producers", recorded) == []
+    missing = cli.run("queue", "forget-producer", recorded, "loader", code=1)
+    assert b"`roq queue producers` tells those there are" in missing.stderr

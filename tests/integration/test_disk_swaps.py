@@ -133,6 +133,9 @@ async def test_damage_on_every_host_is_named_at_once(rig: StoreRig) -> None:
     load = Load(await rig.writer(), "one")
     await load.grow(300)
     await load.stop()
+    async with asyncio.timeout(15):
+        while not all(b"one 299" in store.journal()[0].read_bytes() for store in rig.stores.values()):
+            await asyncio.sleep(0.02)  # two of three confirm; the third may be a little behind
     await load.writer.roll()
     await load.writer.snapshot(50, b"state")
     for store in rig.stores.values():

@@ -74,7 +74,7 @@ def test_the_demo_is_as_told() -> None:
 
 async def test_a_cluster_is_started_by_hand(chroot: str, tmp_path: Path) -> None:
     subnet = LoopbackSubnet()
-    text = block("README.md", "Start a cluster").replace("zk1:2181,zk2:2181,zk3:2181", chroot)
+    text = block("docs/operations.md", "Start a cluster").replace("zk1:2181,zk2:2181,zk3:2181", chroot)
     replaced = {"10.0.0.1": subnet.address(1), "10.0.0.7": subnet.address(7), "/var/lib/roq": f"{tmp_path}"}
     for name, ours in replaced.items():
         assert name in text
@@ -99,7 +99,7 @@ async def test_a_cluster_is_started_by_hand(chroot: str, tmp_path: Path) -> None
 
 @pytest.mark.quick
 def test_a_host_would_be_installed(tmp_path: Path) -> None:
-    (line,) = block("README.md", "Start a cluster", 2).splitlines()
+    (line,) = block("docs/operations.md", "Start a cluster", 2).splitlines()
     told = printed(f"{line.replace('--enable', '--dry-run')} --address 127.0.0.1", tmp_path)
     for text in (
         "roq-gcm.service",
@@ -199,16 +199,6 @@ def test_requests_are_answered(cluster: RunningCluster, tmp_path: Path) -> None:
         ]
     finally:
         printed("roq queue rm prices", tmp_path, **here)
-
-
-def test_a_queue_that_remembers(cluster: RunningCluster, tmp_path: Path) -> None:
-    source = block("README.md", "Queues that remember").replace("127.0.0.1:2181", cluster.zookeeper)
-    try:
-        assert run(source, tmp_path).splitlines() == ["""[b'{"price": 120}']"""]
-        told = printed(f"roq task status roq://{cluster.zookeeper}/trades@billing --json", tmp_path)
-        assert json.loads(told)["status"]["completed"] == 1
-    finally:
-        printed("roq queue rm trades", tmp_path, ROQ_CLUSTER=cluster.zookeeper)
 
 
 def test_a_queue_is_recorded(cluster: RunningCluster, tmp_path: Path) -> None:

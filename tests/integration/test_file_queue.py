@@ -18,9 +18,10 @@ from unittest import mock
 
 import pytest
 
-from roq.errors import CallError, Closed, PayloadTooLarge, UnknownFormat, WorkQueueConflict
+from roq.errors import CallError, Closed, InvalidConfiguration, PayloadTooLarge, UnknownFormat, WorkQueueConflict
 from roq.wire.task import NewTask, Settlement, TaskState
 from roq.wire.work_queue import TaskSettings
+from roq.workqueue.file_queue.publication import FilePublication
 from roq.workqueue.file_queue.queue import FileQueue
 
 ROOT = Path(__file__).parents[2]
@@ -192,6 +193,24 @@ def test_what_is_no_token_is_a_call_error(folder: Path, token: str) -> None:
     queue = FileQueue(folder)
     with pytest.raises(CallError):
         queue.settle([Settlement.ack(token)])
+
+
+def test_a_function_that_others_would_call_is_refused_unless_it_is_trusted(folder: Path) -> None:
+    """Also beside other tasks, with a key, and from Spark: nothing of it is done."""
+    function = b'[["os", "system"], ["touch /tmp/owned"], {}, -1]'
+    queue, trusting = FileQueue(folder), FileQueue(folder, trust_functions=True)
+    harmless = [NewTask(b'[["os"], [], {}]'), NewTask(b'{"class": "Known"}')]
+    publication = FilePublication(str(folder), "publishing", "job", 1_000_000)
+    for tasks in ([NewTask(function)], [*harmless, NewTask(function)], [NewTask(function, dedup_key="a")]):
+        with pytest.raises(InvalidConfiguration, match="trust_functions=True"):
+            queue.put(tasks)
+        with pytest.raises(InvalidConfiguration, match="trust_functions=True"):
+            publication.put(0, tasks)
+    assert queue.status().ready == queue.status().inserted == 0
+    queue.put(harmless)
+    assert trusting.put([NewTask(function, dedup_key="a")]) == trusting.put([NewTask(function, dedup_key="a")])
+    assert sorted(payloads(queue, 9)) == sorted([function, *(task.payload for task in harmless)])
+    publication.close()
 
 
 def test_wrong_calls_change_nothing(folder: Path) -> None:

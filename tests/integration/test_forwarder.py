@@ -15,11 +15,13 @@ import pytest
 import uvloop
 
 from roq.pubsub.exchange import forwarder as forwarding
-from roq.pubsub.exchange.forwarder import Forwarder
+from roq.pubsub.exchange.forwarder import TAPED_PREFIX, Forwarder
+from roq.pubsub.exchange.recorder import Recorder
 from roq.runtime import connections
 from roq.wire import zmtp
 from roq.wire.assignment import Overflow
-from roq.wire.frame import SUBSCRIBE_ALL, FrameKind, confirmation, control_prefix, encode_bundle, welcome
+from roq.wire.frame import SUBSCRIBE_ALL, FrameKind, confirmation, control_prefix, encode_bundle, parse, watermark_body, welcome
+from roq.wire.recording import Record, Recording
 from tests.integration.link_rig import TOKEN, ForwardingScene, Listening, RawPeer, Telling, control, data
 from tests.integration.zmtp_rig import WAIT_SECONDS, until
 
@@ -104,6 +106,58 @@ async def test_drop_a_subscriber_that_does_not_read_misses_data_but_no_control_f
         assert await slow.take(1) == [b"t\0and then everything again"]
         assert forwarder.counters["frames_dropped"] == dropped
         assert not forwarder.counters["subscribers_cut"]
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["not told of the tape", "told of the tape"])
+async def test_what_is_dropped_is_told_before_more_counts_as_stored(scene: ForwardingScene, told: bool) -> None:
+    """By the Exchange itself, to those whose position follows what it says of its tape."""
+    forwarder = scene.forwarder(Overflow.DROP, FRAME_BYTES)
+    publisher = await scene.publisher(forwarder)
+    async with stuck(forwarder) as slow:
+        await slow.say(b"\x01" + (TAPED_PREFIX if told else b"t"))
+        await until(lambda: bool(forwarder._told_of_tape) == told)
+        sent = await fill(forwarder, publisher)
+        while forwarder.counters["frames_dropped"] < 3:
+            sent.append(data(b"t", len(sent) + 1, SIZE))
+            publisher.send(sent[-1])
+            await asyncio.sleep(0)
+        forwarder.stored(41)
+        forwarder.stored(42)
+        came = await slow.take(len(sent) - forwarder.counters["frames_dropped"])
+        if not told:
+            assert came == sent[: len(came)]
+            return
+        came += await slow.take(3)
+        begins, stored = [frame for frame in came if frame.startswith(TAPED_PREFIX)]
+        lost = [frame for frame in came if frame.startswith(control_prefix(FrameKind.WATERMARK))]
+        assert came.index(begins) == 0
+        assert came[-2:] == [*lost, stored], "last of all, and behind what says that something is missing"
+        assert parse(stored)[1].sequence == 42
+        last = parse(sent[-1])[1].sequence
+        assert watermark_body(parse(lost[0])[2]) == {"t": (last, last)}
+        forwarder.stored(43)
+        assert parse((await slow.take(1))[0])[1].sequence == 43
+
+
+async def test_what_is_dropped_before_its_place_on_the_tape_is_known_is_told(scene: ForwardingScene) -> None:
+    """Of a new Exchange, whose stores are starting."""
+    forwarder = scene.forwarder(Overflow.DROP, FRAME_BYTES)
+    forwarder.recorder = Recorder("q", "e", Recording(Record(), "t"), lambda full: None, forwarder.stored, forwarder.counters)
+    publisher = await scene.publisher(forwarder)
+    async with stuck(forwarder) as slow:
+        await slow.say(b"\x01" + TAPED_PREFIX)
+        await until(lambda: len(forwarder.recorder._asked) == 1)  # type: ignore[union-attr]
+        sent = await fill(forwarder, publisher)
+        publisher.send(data(b"t", len(sent) + 1, SIZE))
+        await until(lambda: forwarder.counters["frames_dropped"] == 1)
+        ((told, number),) = forwarder.recorder._asked
+        told(number)
+        forwarder.stored(42)
+        begins, lost, stored = (await slow.take(len(sent) + 3))[-3:]
+        assert (begins.startswith(TAPED_PREFIX), parse(begins)[1].sequence) == (True, number)
+        assert watermark_body(parse(lost)[2]) == {"t": (len(sent) + 1, len(sent) + 1)}
+        assert parse(lost)[1].previous == len(sent) + 1
+        assert (stored.startswith(TAPED_PREFIX), parse(stored)[1].sequence) == (True, 42)
 
 
 async def test_drop_a_subscriber_that_takes_not_even_control_frames_is_cut_alone(scene: ForwardingScene) -> None:

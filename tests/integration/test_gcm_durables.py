@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from gcm import durables as kept_by_gcm
+from gcm import held_names
 from roq.coordination import paths
 from roq.coordination.session import Session
 from roq.errors import (
@@ -105,18 +105,8 @@ async def test_the_next_leader_has_them_and_refuses_whom_the_last_one_fenced(ben
     await opened(bench)
     await opened(bench, holder="two")
     position = await kept(bench, 1, 7, "two")
-    session = await bench.session()
-    before = await session.get(paths.LEADER)
-    assert before is not None
     await bench.gcm()
-    (latch, *_) = sorted(await session.children(paths.LATCH), key=lambda name: name.rpartition("-")[2])
-    await session.delete(f"{paths.LATCH}/{latch}")
-
-    async def another() -> bool:
-        node = await session.get(paths.LEADER)
-        return node is not None and node.czxid != before.czxid
-
-    await eventually(another)
+    await bench.next_term()
     with pytest.raises(DurableTaken):
         await kept(bench, 2, 8, "one")
     assert await opened(bench, holder="three") == position
@@ -138,9 +128,9 @@ async def test_forgotten_is_forgotten_and_its_holder_is_fenced(bench: Bench) -> 
 async def test_many_at_once_are_counted_listed_in_parts_and_never_too_many(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_by_gcm, "DURABLES_MAX", 12)
-    monkeypatch.setattr(kept_by_gcm, "LIST_AT_ONCE", 5)
-    monkeypatch.setattr(kept_by_gcm, "LIST_BYTES", 1)
+    monkeypatch.setattr(held_names, "NAMES_MAX", 12)
+    monkeypatch.setattr(held_names, "LIST_AT_ONCE", 5)
+    monkeypatch.setattr(held_names, "LIST_BYTES", 1)
     results = await asyncio.gather(*(opened(bench, f"d{number:02}") for number in range(20)), return_exceptions=True)
     refused = [one for one in results if one != ""]
     assert len(refused) == 8
@@ -184,10 +174,9 @@ async def _empty(session: Session) -> bool:
 async def test_what_a_leader_that_died_has_left_the_next_one_removes(bench: Bench) -> None:
     session = await bench.session()
     await opened(bench)
-    for name in (paths.durables("left"), paths.durable("left", "d1"), paths.durable("left", "d2")):
+    for name in ("durables/left", "durables/left/d1", "durables/left/d2"):
         await session.create(name)
-    (latch,) = await session.children(paths.LATCH)
-    await session.delete(f"{paths.LATCH}/{latch}")  # a term ends, the next one begins
+    await bench.next_term()
 
     async def swept() -> bool:
         return await folders(session) == [TAPES]
@@ -203,29 +192,18 @@ async def test_a_queue_whose_record_can_not_be_read_keeps_its_positions(bench: B
     record = await session.get(paths.queue("q"))
     assert record is not None
     await session.set(paths.queue("q"), b"of a newer version", -1)
-    before = await session.get(paths.LEADER)
-    (latch,) = await session.children(paths.LATCH)
-    await session.delete(f"{paths.LATCH}/{latch}")
-
-    async def again() -> bool:
-        node = await session.get(paths.LEADER)
-        return node is not None and before is not None and node.czxid != before.czxid
-
-    await eventually(again)
+    await bench.next_term()
     await bench.ask(wire.ListQueues(), wire.Queues)
     assert await folders(session) == [TAPES]
     await session.set(paths.queue("q"), record.data, -1)
-    (latch,) = await session.children(paths.LATCH)
-    before = await session.get(paths.LEADER)
-    await session.delete(f"{paths.LATCH}/{latch}")
-    await eventually(again)
+    await bench.next_term()
     assert await opened(bench, holder="two") == position
 
 
 async def test_one_that_can_not_be_read_says_so_and_can_be_forgotten(bench: Bench) -> None:
     session = await bench.session()
     await opened(bench)
-    await session.set(paths.durable(TAPES, "d"), b"of a newer version", -1)
+    await session.set(paths.held_name(paths.DURABLES, TAPES, "d"), b"of a newer version", -1)
     with pytest.raises(UnknownFormat, match="forget-durable"):
         await opened(bench, holder="two")
     assert await listed(bench) == [durables.DurableView("d", "", "", 0.0, 0.0)]

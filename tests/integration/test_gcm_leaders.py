@@ -16,15 +16,18 @@ from typing import Any
 import pytest
 
 from roq.coordination import paths
-from roq.coordination.election import take_epoch
-from roq.coordination.locate import read_leader
+from roq.coordination.election import participants, take_epoch
+from roq.coordination.locate import read_leader, read_tree_format
 from roq.errors import (
     NotLeader,
     TemporaryError,
 )
+from roq.runtime.installation import installed_version
 from roq.runtime.shutdown import ask
 from roq.wire import gcm as wire
 from roq.wire import process as process_wire
+from roq.wire.assignment import from_json, to_json
+from roq.wire.tree_format import FORMAT, READS, TreeFormat
 from tests.integration.gcm_bench import PATIENCE_SECONDS, SESSION_SECONDS, Bench, eventually
 
 
@@ -87,6 +90,61 @@ async def test_stale_epoch_steps_down_and_leads_anew(served: Bench) -> None:
     assert (await served.create("during", "t")).ready
     assert (await read_leader(served.zookeeper)).epoch > old.epoch + 1
     assert {info.record.name for info in (await served.ask(wire.ListQueues(), wire.Queues)).queues} == {"before", "during"}
+
+
+# --- the format of ZooKeeper's tree ------------------------------------------------------------------------------------
+
+
+async def test_the_first_leader_writes_the_format_and_the_next_leaves_it(bench: Bench) -> None:
+    session = await bench.session()
+    _, stop = await bench.gcm()
+    await bench.ask(wire.ListQueues(), wire.Queues)
+    written = await session.get(paths.FORMAT)
+    assert written is not None
+    assert from_json(written.data, TreeFormat) == TreeFormat(FORMAT, READS, installed_version())
+    assert await read_tree_format(bench.zookeeper) == from_json(written.data, TreeFormat)
+    stop.set()
+    await bench.gcm()
+    await bench.ask(wire.ListQueues(), wire.Queues)
+    assert await session.get(paths.FORMAT) == written
+
+
+async def test_a_newer_format_that_may_be_led_is_left_alone(bench: Bench) -> None:
+    session = await bench.session()
+    await session.ensure_path("")
+    newer = TreeFormat(FORMAT + 1, FORMAT, "0.9.0")
+    before = await session.create(paths.FORMAT, to_json(newer))
+    await bench.gcm()
+    await bench.ask(wire.ListQueues(), wire.Queues)
+    assert await session.get(paths.FORMAT) == before
+
+
+async def test_nobody_leads_a_tree_of_a_newer_version_until_it_is_readable(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = await bench.session()
+    await session.ensure_path("")
+    await session.create(paths.FORMAT, to_json(TreeFormat(FORMAT + 1, FORMAT + 1, "0.9.0")))
+    for _ in range(2):
+        await bench.gcm()
+
+    async def both_refused() -> bool:
+        return len([line for line in caplog.records if "stands for no election" in line.message]) == 2
+
+    await eventually(both_refused)
+    assert await participants(session, paths.LATCH) == [], "newer GCMs have the election for themselves"
+    epoch = await session.get(paths.EPOCH)
+    assert await session.children(paths.QUEUES) == []
+    with pytest.raises(TemporaryError):
+        await read_leader(bench.zookeeper)
+    assert await session.get(paths.EPOCH) == epoch, "they go on trying"
+    node = await session.get(paths.FORMAT)
+    assert node is not None
+    await session.set(paths.FORMAT, to_json(TreeFormat(FORMAT + 1, FORMAT, "0.9.0")), node.version)
+    await bench.ask(wire.ListQueues(), wire.Queues)
+
+
+# --- ZooKeeper out of reach --------------------------------------------------------------------------------------------
 
 
 async def test_leader_cut_off_from_zookeeper_refuses_until_it_is_back(bench: Bench, wire_to_zookeeper: Any) -> None:

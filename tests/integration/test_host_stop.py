@@ -62,7 +62,7 @@ async def test_a_host_is_stopped_with_its_processes_and_its_queues_serve_on(chro
         away = await command(local.zookeeper, "stop", "host-1")
         assert away.returncode == 1
         assert "start its `roq-hcm` once more, which adopts them, then stop it" in away.stderr
-        supervise = ["sh", str(ROOT / "docker" / "scripts" / "supervise"), *daemon.command]
+        supervise = ["sh", str(ROOT / "docker" / "test" / "scripts" / "supervise"), *daemon.command]
         again_and_again = Daemon("host-2", supervise, tmp_path / "supervise.log", local.environment("host-2"))
         await again_and_again.start(SECONDS)
         try:

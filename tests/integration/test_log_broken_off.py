@@ -33,6 +33,7 @@ pytestmark = [
 ]
 ROOT = Path(__file__).parents[2]
 POINTS_MAX = 2000
+AGAIN_SECONDS = 0.5  # after an alarm that came in a generator's end, where Python lets nothing be raised
 LOCKS = ("append", "disk", "clerk", "upkeep", "round-0", "round-1", "round-2", "round-3")
 
 
@@ -222,7 +223,7 @@ def test_alarms_that_raise_hold_up_nobody(folder: Path, queues: list[LogQueue]) 
             other.stdout.readline()
             for _ in range(150):
                 try:
-                    signal.setitimer(signal.ITIMER_REAL, dice.uniform(0.0001, 0.004))
+                    signal.setitimer(signal.ITIMER_REAL, dice.uniform(0.0001, 0.004), AGAIN_SECONDS)
                     for _ in range(10_000):
                         victim.settle([Settlement.ack(task.token) for task in victim.lease(60, 1, 0)[1]])
                 except Stop:

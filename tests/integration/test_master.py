@@ -31,6 +31,7 @@ from roq.wire.work_queue import TaskSettings
 from roq.workqueue.contract import RoundTrip
 from roq.workqueue.master_link import MasterLink
 from roq.workqueue.remote import RemoteQueue
+from roq.workqueue.sharded import ShardedQueue
 from tests.integration.held import blobs_of, held_of, with_stores
 from tests.integration.running import RunningCluster
 from tests.integration.workqueue_rig import program
@@ -199,8 +200,8 @@ async def test_a_put_of_which_a_part_was_refused_is_not_put_again(
 ) -> None:
     """Calls that travelled together: what had arrived before the refused part is there once, and nobody is told otherwise."""
     async with roq.open_queue(f"roq://{cluster.zookeeper}/{name}") as queue:
-        backend = queue._opened
-        assert isinstance(backend, RemoteQueue)
+        assert isinstance(queue._opened, ShardedQueue)
+        backend = queue._opened._first
         backend._blob_bytes = BIG  # as a queue that was made again by a master of another version
         payloads = [b"%060000d" % number for number in range(60)] + [b"x" * (BIG - 1)]
         ends = await asyncio.gather(*map(queue.put, payloads), return_exceptions=True)

@@ -21,12 +21,13 @@ from roq.runtime.observe import Counters
 from roq.wire import master as wire
 from roq.wire.task import PayloadReference, StoreAddress, TaskToPut
 from roq.wire.work_queue import WorkQueueSpec
+from roq.workqueue.big_payloads import BigPayloads
 from roq.workqueue.fold import Fold
 from roq.workqueue.master.blobs import BlobStores
+from roq.workqueue.master.recent import Recent
 from roq.workqueue.master.registry import RegistryPace
-from roq.workqueue.master.service import MasterService, Recent
+from roq.workqueue.master.service import MasterService
 from roq.workqueue.records import BlobRef
-from roq.workqueue.remote import BigPayloads
 
 PACE = RegistryPace(heartbeat_seconds=0.1, pending_seconds=10.0, inventory_seconds=0.15, orphan_seconds=0.4)
 PAYLOAD = bytes(range(256)) * 1000

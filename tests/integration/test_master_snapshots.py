@@ -18,7 +18,8 @@ from roq.wire.work_queue import TaskSettings
 from roq.workqueue.fold import Fold
 from roq.workqueue.master import term as terms
 from roq.workqueue.master.follower import LogFollower
-from roq.workqueue.master.service import MasterService, Recent
+from roq.workqueue.master.recent import Recent
+from roq.workqueue.master.service import MasterService
 from roq.workqueue.master.term import MasterTerm, SteadyClock
 from roq.workqueue.records import Configure
 from roq.workqueue.state import State

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import roq
-from roq.cli.metrics import Sources, serving_sources
+from roq.cli.metrics_server import Sources, serving_sources
 from roq.errors import PortTaken
 from tests.harness.ports import free_port, own_address
 from tests.integration.running import RunningCluster
@@ -156,16 +156,25 @@ async def test_a_port_that_is_taken() -> None:
                 pass
 
 
-def test_the_command_says_where_and_ends_well(cluster: RunningCluster, tmp_path: Path) -> None:
-    address = own_address()
-    command = [sys.executable, "-m", "roq.cli", "metrics", "--listen", f"{address}:0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment(cluster.zookeeper)) as process:
+@pytest.mark.parametrize("how", ["the cluster in use", "as an address", "as roq:"])
+def test_the_command_says_where_and_ends_well(cluster: RunningCluster, tmp_path: Path, how: str) -> None:
+    address, place = own_address(), cluster.zookeeper
+    with roq.blocking.open_queue(f"file://{tmp_path}/folder") as folder:
+        folder.put(b"1")
+    given = {"the cluster in use": [], "as an address": [place], "as roq:": [f"roq://{place.partition('/')[0]}"]}[how]
+    if how == "as roq:" and "/" in place:
+        given = [place]  # a chroot has no place in there
+    with_folder = [*given, f"{tmp_path}/folder"] if given else []
+    command = [sys.executable, "-m", "roq.cli", "metrics", "--listen", f"{address}:0", *with_folder]
+    in_use = environment(place) if not given else environment()
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=in_use) as process:
         try:
             assert process.stderr is not None
             said = process.stderr.readline().decode().split()
             port = int(said[-1].removesuffix("/metrics").rpartition(":")[2])
             status, text = fetched(address, port, "/metrics")
             assert (status, "roq_gcm_epoch" in text) == (200, True)
+            assert (f'{{queue="file://{tmp_path}/folder",state="ready"}}' in text) == bool(given)
             process.send_signal(signal.SIGTERM)
             assert process.wait(BOUND_SECONDS) == 0
         finally:

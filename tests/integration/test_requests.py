@@ -193,7 +193,7 @@ async def test_what_a_server_has_not_looked_at_goes_elsewhere_when_it_leaves(cli
         other = await stack.enter_async_context(serving(client, queue))
         begun = time.monotonic()
         await leaving.close()
-        with pytest.raises(Closed, match="told that it is lost"):
+        with pytest.raises(Closed, match="caller gets ResponderLost"):
             await taken.reply(b"too late")
         answers = await asyncio.gather(*asked, return_exceptions=True)
         assert time.monotonic() - begun < LEAVING_SECONDS + 2.0

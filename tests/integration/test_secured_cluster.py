@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 
@@ -29,54 +28,27 @@ from roq.runtime.security import load_card, write_secret
 from roq.runtime.shutdown import ask
 from roq.tools.authority import Authority
 from roq.tools.local.cluster import LocalCluster
+from roq.wire import frame as frames
 from roq.wire import gcm, hcm, master, monitor, process, store, zmtp
-from roq.wire.card import CardRole, Grant, Right
+from roq.wire.assignment import ProcessSpec
+from roq.wire.card import CardRole, Grant, Quota, Right
+from roq.wire.frame import FrameKind
 from roq.wire.kpi import Decision
 from tests.harness.cards import as_holder
 from tests.harness.commands import ROOT
 from tests.harness.documented import block
-from tests.integration.secured_rig import look_around, use
+from tests.integration.secured_rig import (
+    ENVIRONMENT,
+    WAIT_SECONDS,
+    Cluster,
+    Retirer,
+    look_around,
+    refused,
+    started,
+    use,
+)
 
-START_SECONDS, WAIT_SECONDS = 60.0, 10.0
 NAMES = "*"
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ROQ_")}
-
-
-class Cluster:
-    """`roq up` in a process of its own."""
-
-    def __init__(self, folder: Path, told: dict[str, object]) -> None:
-        self.zookeeper, self.folder = str(told["cluster"]), folder
-        self.authority = Authority.load(folder / "authority.json")
-        self.pids = told["pids"]
-
-    def card(self, name: str, *grants: Grant) -> Path:
-        path = self.folder / f"{name}.card"
-        write_secret(path, self.authority.issue(name, CardRole.CLIENT, grants))
-        return path
-
-    @property
-    def owner(self) -> Path:
-        return self.folder / "cards" / "owner.card"
-
-    def tasks(self, name: str) -> str:
-        return f"roq://{self.zookeeper.partition('/')[0]}/{name}"
-
-
-@contextlib.contextmanager
-def started(folder: Path, *words: str) -> Iterator[Cluster]:
-    command = [sys.executable, "-m", "roq.cli", "up", "--json", "--dir", str(folder), *words]
-    with open(folder / "up.log", "wb") as log:
-        up = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, env=ENVIRONMENT)
-    assert up.stdout is not None
-    try:
-        line = up.stdout.readline()
-        assert line, (folder / "up.log").read_text()
-        yield Cluster(folder, json.loads(line))
-    finally:
-        up.terminate()
-        up.wait(START_SECONDS)
-        up.stdout.close()
 
 
 @pytest.fixture(scope="module")
@@ -241,16 +213,6 @@ async def test_tasks_with_and_without_rights(cluster: Cluster) -> None:
                 await tasks.put(b"no")
 
 
-async def refused(endpoint: str, replies: object, request: msgspec.Struct) -> str:
-    client = RpcClient(endpoint, replies)
-    try:
-        with pytest.raises(AccessDenied) as caught:
-            await client.request(request, msgspec.Struct, WAIT_SECONDS)
-        return str(caught.value)
-    finally:
-        client.close()
-
-
 async def test_what_a_card_with_every_right_to_queues_still_cannot_do(cluster: Cluster) -> None:
     """Between processes only hosts speak: a program's card stops, fences, copies and reports nothing."""
     card = cluster.card("almost", *(Grant(right, NAMES) for right in Right if right is not Right.ADMIN))
@@ -265,7 +227,14 @@ async def test_what_a_card_with_every_right_to_queues_still_cannot_do(cluster: C
         for host in view.hosts:
             assert host.report is not None
             for one in host.report.processes:
-                for order in (process.Shutdown("attack"), process.FenceProcess(one.name, 1 << 60), process.Ping()):
+                spec = ProcessSpec(one.kind, "orders", one.exchange)
+                for order in (
+                    process.Shutdown("attack"),
+                    process.FenceProcess(one.name, 1 << 60),
+                    process.Ping(),
+                    process.ConfigureProcess(spec),
+                    process.TakeAccess(b"forged"),
+                ):
                     with pytest.raises(AccessDenied, match="no host of this cluster"):
                         await ask(host.report.address, one.ports["control"], order)
                 if str(one.kind) == "store":
@@ -285,6 +254,75 @@ async def test_what_a_card_with_every_right_to_queues_still_cannot_do(cluster: C
             assert [one.exchange for one in after.exchanges] == [one.exchange for one in before.exchanges]
             with pytest.raises(AccessDenied, match="`admin`"):
                 await connected.set_access(cluster.authority.access_list())
+
+
+async def test_who_may_publish_neither_ends_an_exchange_nor_speaks_for_others(cluster: Cluster) -> None:
+    """It is cut off as it tries to retire the Exchange, and may not leave, report or join for another. Messages go on."""
+    attacker = cluster.card("attacker", Grant(Right.PUBLISH, "orders"), Grant(Right.SUBSCRIBE, "orders"))
+    with as_holder(cluster.owner):
+        async with (
+            roq.connect(cluster.zookeeper) as connected,
+            connected.subscriber("orders") as subscriber,
+            connected.publisher("orders") as publisher,
+        ):
+            await publisher.publish("t", b"before")
+            assert (await one_of(subscriber)).payload == b"before"
+            (there,) = (await connected.inspect("orders")).exchanges
+            endpoint = (await connected.queue("orders")).monitors[0].clients_endpoint()
+            with as_holder(attacker):
+                link = Retirer(there.exchange.front_endpoint())
+                try:
+                    async with asyncio.timeout(WAIT_SECONDS):
+                        await link.greeted_event.wait()
+                        link.send(frames.encode_control(FrameKind.RETIRE, 1, 0, 0, there.exchange.token, time.time_ns()))
+                        await link.lost_event.wait()
+                finally:
+                    link.close()
+                for request in (monitor.Leave(publisher.id), monitor.Leave(subscriber.id), monitor.JoinPublisher(publisher.id)):
+                    assert "joined with another card" in await refused(endpoint, monitor.Reply, request)
+                forger = RpcClient(endpoint, monitor.Reply)
+                forger.notify(monitor.SubscriberReport(subscriber.id, 1 << 40, (), 0, 0, 0, 0, 0.0, 0.0, 0.0))
+                assert "`describe`" in await refused(endpoint, monitor.Reply, monitor.Describe())  # behind the notice
+                forger.close()
+            await publisher.publish("t", b"after")
+            assert (await one_of(subscriber)).payload == b"after"
+            await publisher.flush(WAIT_SECONDS)
+            assert [one.exchange for one in (await connected.inspect("orders")).exchanges] == [there.exchange]
+            assert subscriber.lost == 0
+
+
+async def test_a_card_uses_no_more_than_its_quota(cluster: Cluster) -> None:
+    """So many connections to an Exchange, and so many bytes a second through it; others are not slowed, nothing is lost."""
+    rate, size, count = 200_000, 10_000, 100
+    grants = (Grant(Right.PUBLISH, "other"),)
+    limited = cluster.card("limited", *grants, quota=Quota(connections=2, publish_bytes_per_second=rate))
+    with as_holder(cluster.owner):
+        async with roq.connect(cluster.zookeeper) as owner, owner.subscriber("other") as subscriber:
+            with as_holder(limited):
+                async with roq.connect(cluster.zookeeper) as connected, connected.publisher("other") as one:
+                    async with connected.publisher("other"):
+                        with pytest.raises(AccessDenied, match="limited has 2 connections here, as many as the quota"):
+                            await connected.publisher("other").open(WAIT_SECONDS)
+                    began = time.monotonic()
+                    for number in range(count):
+                        await one.publish("t", number.to_bytes(2, "big") + bytes(size))
+                    await one.flush(WAIT_SECONDS)
+                    seconds = time.monotonic() - began
+            assert seconds > 2.0, "a second's worth and one read at once, the rest at its rate: 5 s less these"
+            async with owner.publisher("other") as free, asyncio.timeout(WAIT_SECONDS):
+                await free.publish("t", b"free")
+                got = list[bytes]()
+                async for message in subscriber:
+                    got.append(message.payload[:4])
+                    if message.payload == b"free":
+                        break
+            assert len(got) == count + 1
+            assert subscriber.lost == 0
+
+
+async def one_of(subscriber: roq.Subscriber) -> roq.Message:
+    async with asyncio.timeout(WAIT_SECONDS):
+        return await anext(aiter(subscriber))
 
 
 async def test_a_forged_access_list_and_a_hosts_card_of_another_name(cluster: Cluster, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import roq
 from roq.errors import AccessDenied
 from roq.wire.card import Grant, Right
 from tests.harness.cards import as_holder
-from tests.integration.test_secured_cluster import Cluster, started
+from tests.integration.secured_rig import Cluster, started
 
 WAIT_SECONDS = 15.0
 

@@ -178,6 +178,50 @@ async def test_what_a_lost_host_held_is_copied_to_another_one(rig: StoreRig) -> 
     assert len(await rig.read_all(400)) >= 400  # every single node has everything
 
 
+@pytest.mark.parametrize("idle", [True, False], ids=["idle", "written"])
+async def test_what_a_lost_host_held_of_the_open_segment_is_copied_too(rig: StoreRig, idle: bool) -> None:
+    """Written: another host has come into the ensemble, and what came before that has two copies."""
+    await rig.start("abcd")
+    writer = await rig.writer(settings=QUICK.model_copy(update={"repair_seconds": 2.0}))  # later than the ensemble changes
+    last = await appended(writer, b"before")
+    lost = writer.meta.segments[-1].fragments[-1].nodes[0]
+    await rig.stores[lost].kill()
+    if not idle:
+        last = await appended(writer, b"after")
+        async with asyncio.timeout(10):
+            while lost in writer.meta.segments[-1].fragments[-1].nodes:
+                await asyncio.sleep(0.05)
+    repairer = LogRepairer(writer, AT_ONCE)
+    async with asyncio.timeout(20):
+        while any(len({*one.nodes} - {lost}) < 3 for segment in writer.meta.segments for one in segment.fragments):
+            await repairer.round()
+            await asyncio.sleep(0.05)
+    assert len(await rig.read_all(last)) == last
+    assert await repairer.copies() == []
+
+
+async def test_a_host_is_left_by_one_segment_and_by_none_while_no_other_takes_it(rig: StoreRig) -> None:
+    """The only other store is registered and does not answer: a segment for each try would fill the log's metadata."""
+    await rig.start("abcd")
+    writer = await rig.writer(settings=QUICK.model_copy(update={"repair_seconds": 0.2}))
+    nodes = writer.meta.segments[-1].fragments[-1].nodes
+    (other,) = set("abcd") - set(nodes)
+    await rig.stores[other].kill()
+    rig.static.alive.add(other)
+    await appended(writer, b"before")
+    rig.static.evacuated = {nodes[0]}
+    for number in range(40):
+        await appended(writer, b"%d" % number)
+        await asyncio.sleep(0.1)
+    assert len(writer.meta.segments) == 1
+    await rig.stores[other].start()
+    async with asyncio.timeout(20):
+        while nodes[0] in writer.meta.segments[-1].fragments[-1].nodes:
+            await appended(writer, b"more")
+            await asyncio.sleep(0.05)
+    assert len(writer.meta.segments) == 2
+
+
 async def test_too_few_stores_is_said_clearly(rig: StoreRig) -> None:
     await rig.start("ab")
     await rig.stores["b"].kill()

@@ -1,7 +1,7 @@
 """Strangers that begin large messages at every server of a cluster and never end them: its memory stays bounded, and whoever
 means well is served meanwhile.
 
-Not covered: who waits for whom then (tests/unit/test_intake.py), an Exchange's front: test_links_bad_peers.py
+Not covered: who waits for whom then (tests/unit/test_read_budget.py), an Exchange's front: test_links_bad_peers.py
 (docs/decisions/0042-every-server-bounds-what-is-unfinished.md).
 """
 

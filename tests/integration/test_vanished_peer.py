@@ -19,10 +19,10 @@ from tests.integration.workqueue_rig import ROOT
 DEAD_SECONDS = 4
 PROGRAM = """
 import asyncio, json, subprocess, sys, time
-from roq.runtime import connections
+from roq.runtime import sockets
 from roq.runtime.router import Dealer, Router
 
-connections.DEAD_SECONDS = int(sys.argv[1])
+sockets.DEAD_SECONDS = int(sys.argv[1])
 busy = sys.argv[2] == "busy"
 
 
@@ -38,7 +38,7 @@ async def story():
     async with asyncio.timeout(5):
         while not answers:
             await asyncio.sleep(0.01)
-    await asyncio.sleep(connections.DEAD_SECONDS + 1.0)
+    await asyncio.sleep(sockets.DEAD_SECONDS + 1.0)
     assert server.peers and not ended.is_set(), "a silent peer is no dead one"
     [peer] = server.peers
     subprocess.run(["ip", "link", "set", "lo", "down"], check=True)

@@ -38,7 +38,7 @@ async def queue() -> AsyncIterator[roq.WorkQueue]:
 
 async def test_a_short_wait_does_not_sit_behind_a_long_one(queue: roq.WorkQueue) -> None:
     long = asyncio.create_task(queue.lease(60, wait_seconds=30))
-    while not (batcher := queue._lease_batcher(60))._waiting:
+    while not (batcher := queue._lease_batcher(60, 0))._waiting:
         await asyncio.sleep(0)
     for wait_seconds in (0.0, 0.05, 0.1):
         begun = time.monotonic()
@@ -53,7 +53,7 @@ async def test_a_short_wait_does_not_sit_behind_a_long_one(queue: roq.WorkQueue)
 async def test_what_was_leased_is_not_kept_by_those_who_waited(queue: roq.WorkQueue) -> None:
     """A worker waits for ever, again and again: what it was given must not live as long as it would have waited."""
     first = asyncio.create_task(queue.lease(60, wait_seconds=600))
-    while not queue._lease_batcher(60)._waiting:
+    while not queue._lease_batcher(60, 0)._waiting:
         await asyncio.sleep(0)
     others = [asyncio.create_task(queue.lease(60, wait_seconds=wait)) for wait in (0.9, 600)]
     await asyncio.sleep(0)

@@ -21,7 +21,7 @@ from roq.workqueue.prefetch import Task
 from tests.integration.running import RunningCluster
 
 ROOT = Path(__file__).parents[2]
-KINDS = ("memory", "file", "log", "roq")
+KINDS = ("memory", "file", "log", "roq", "postgresql", "jetstream")
 SHARED_BY_PROCESSES = tuple(kind for kind in KINDS if kind != "memory")
 FACES = ("asynchronous", "blocking")
 # What a face adds does not depend on the kind of queue behind it, nor what that does on the face: both faces where a queue is
@@ -31,12 +31,16 @@ EVERY_VERB = [
     ("file", "blocking"),
     ("log", "asynchronous"),
     ("roq", "asynchronous"),
+    ("postgresql", "blocking"),
+    ("jetstream", "asynchronous"),
 ]
 EVERY_WRONG_CALL = [
     *(("memory", face) for face in FACES),
     ("file", "asynchronous"),
     ("log", "blocking"),
     ("roq", "blocking"),
+    ("postgresql", "asynchronous"),
+    ("jetstream", "blocking"),
 ]
 LONG = 60.0  # a lease that does not end within a test
 BRIEF = 1.0  # a lease that does

@@ -43,10 +43,14 @@ def without_java(environment: Environment) -> dict[str, str]:
 
 
 def test_a_work_queue_needs_no_extra(environments: Environments, tmp_path: Path) -> None:
-    *lines, last = printed(environments[""], block("README.md", "Work queues"), tmp_path).splitlines()
-    assert lines[0] == "resizing cat.png attempt 1", "it has the highest priority"
-    assert sorted(lines[1:]) == [f"resizing {number}.png attempt 1" for number in range(10)]
-    assert last == "11 done, 0 dead"
+    told = printed(environments[""], block("README.md", "A folder is a queue"), tmp_path)
+    assert told == block("README.md", "A folder is a queue", 2)
+
+
+def test_help_names_all_commands_without_any_extra(environments: Environments, tmp_path: Path) -> None:
+    done = environments[""].run("roq", "--help", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "metrics" in done.stdout
 
 
 def test_what_an_extra_would_have_brought_is_told(environments: Environments, tmp_path: Path) -> None:
@@ -55,6 +59,8 @@ def test_what_an_extra_would_have_brought_is_told(environments: Environments, tm
         ("import roq.spark.pipeline.sort", "spark"),
         ("import roq.testing.plugin", "testing"),
         (f"import roq.shuffle; roq.shuffle.open('file://{tmp_path}')", "shuffle"),
+        ("import roq.blocking; roq.blocking.open_queue('postgresql://h/db?queue=q').open()", "postgresql"),
+        ("import roq.blocking; roq.blocking.open_queue('jetstream://h/q').open()", "jetstream"),
     ]
     for line, extra in lines:
         done = environments[""].run("python", "-c", line, cwd=tmp_path)
@@ -76,13 +82,13 @@ def test_what_an_extra_would_have_brought_is_told(environments: Environments, tm
 
 
 def test_a_shuffle(environments: Environments, tmp_path: Path) -> None:
-    told = printed(environments["shuffle"], block("README.md", "Shuffle"), tmp_path)
+    told = printed(environments["shuffle"], block("docs/shuffle.md", "A program"), tmp_path)
     assert [row for line in told.splitlines() for row in ast.literal_eval(line)] == TRIPS
 
 
 def test_a_cluster_on_this_machine_and_the_ten_lines(environments: Environments, tmp_path: Path) -> None:
     bare = environments[""]
-    source = block("README.md", "Ten lines")
+    source = block("README.md", "A cluster")
     assert "127.0.0.1:2181" in source
     command = [str(bare.folder / "bin/roq"), "up", "--dir", str(tmp_path / "cluster"), "--json"]
     surroundings = bare.activated(**without_java(bare))
@@ -99,7 +105,7 @@ def test_a_cluster_on_this_machine_and_the_ten_lines(environments: Environments,
 
 def test_an_application_s_own_tests(environments: Environments, tmp_path: Path) -> None:
     testing = environments["testing"]
-    for each in blocks("README.md"):
+    for each in blocks("docs/howto/test-your-application.md"):
         if each.heading == "Test your application":
             name = each.text.splitlines()[0].removeprefix("# ")
             (tmp_path / name).write_text(each.text)
@@ -116,7 +122,7 @@ def test_a_spark_program_and_after_it_the_plain_one_in_the_same_folder(environme
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in told.splitlines() if line.startswith("|")]
     assert rows[0] == ["country", "min(time)"]
     assert sorted(country for country, _ in rows[1:]) == sorted(f"country {number}" for number in range(COUNTRIES))
-    told = printed(environments["spark"], block("README.md", "Shuffle"), tmp_path)
+    told = printed(environments["spark"], block("docs/shuffle.md", "A program"), tmp_path)
     assert [row for line in told.splitlines() for row in ast.literal_eval(line)] == TRIPS
 
 

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple, cast
 from roq.errors import StorageFull
 from roq.log.local import LocalLog
 from roq.log.local.publication import _ANSWER, _REQUEST, _TAKEN
+from roq.workqueue.folded_log import CommandAnswer
 from roq.workqueue.log_queue import LogQueue
-from roq.workqueue.log_replica import CommandAnswer, Replica
+from roq.workqueue.log_replica import Replica
 from roq.workqueue.records import POP_SHIFT, Complete, Pop, Push, Record, encode
 from tests.model.combining_memory import FULL, Access, Machine, ModelList, ModelLog, Pause, Trace
 from tests.model.moves import Breach

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from roq.workqueue.fold import RecordRefused, Settled, StoredTask, TasksDelivered
+from roq.workqueue.fold import RecordRefused, Settled, TasksDelivered
+from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import Record, TaskKey
 from roq.workqueue.state import State
 from tests.model.moves import Breach

@@ -5,7 +5,8 @@ give back and reject. A record counts when it is durable: a crash takes away tho
 and reads on at the position. A message may lie in the middle of an entry, and positions name whole entries only.
 
 What is checked: no message is in the group twice or handed out when it is done; of a topic the messages go one after the other;
-in the end all have been done or were rejected. Not covered: which messages a reader delivers (tapes.py), time, batches.
+none is handed out when its time is over; in the end all have been done, were rejected or are over. Time passes once. Not
+covered: which messages a reader delivers (tapes.py), leases that end, batches.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from roq.workqueue.fold import Fold, StoredTask, TasksDelivered
+from roq.workqueue.fold import Fold, TasksDelivered
+from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import (
     Complete,
     DeadLetter,
@@ -31,11 +33,12 @@ from tests.model.moves import Breach
 
 Sent = tuple[int, int, str]  # publisher, number, topic
 MEMBER, TAPE = 9, "x"
+END = 5  # ms, of those that have one
 
 
 class GroupConfig(NamedTuple):
     """entries: of the tape. pending: records that are not durable, at most. crashes, releases, rejects, redrives: how often.
-    early: the position is kept before its messages are."""
+    early: the position is kept before its messages are. ending: messages that have an end, which comes."""
 
     entries: tuple[tuple[Sent, ...], ...]
     ordered: bool = True
@@ -46,11 +49,12 @@ class GroupConfig(NamedTuple):
     redrives: int = 0
     fold: type[Fold] = Fold
     early: bool = False
+    ending: frozenset[Sent] = frozenset()
 
 
 class GroupWorld(NamedTuple):
     """base: dump of what is durable. done: acked by then. pending: entries that are not. read: messages the reader has
-    delivered. nonce: of the last Pop."""
+    delivered. nonce: of the last Pop. now: ms."""
 
     base: bytes
     done: frozenset[Sent]
@@ -61,6 +65,7 @@ class GroupWorld(NamedTuple):
     releases: int
     rejects: int
     redrives: int
+    now: int = 0
 
 
 class GroupModel:
@@ -90,16 +95,20 @@ class GroupModel:
             return
         if world.read < len(self.stream):
             publisher, number, topic = self.stream[world.read]
-            record = FeedMessage(0, publisher, number, b"", topic, 0, self.config.ordered)
+            end = END if self.stream[world.read] in self.config.ending else 0
+            record = FeedMessage(world.now, publisher, number, b"", topic, 0, self.config.ordered, 0, end)
             yield True, f"feed {publisher}.{number}", self._with(world, record)._replace(read=world.read + 1)
         read = world.read + 1 if self.config.early else world.read
         entry = max(n for n, end in enumerate(self.ends) if end <= read)
         if entry > (fold.fed or {TAPE: 0})[TAPE]:
-            yield True, f"position {entry}", self._with(world, FeedPosition(0, {TAPE: entry}))
+            yield True, f"position {entry}", self._with(world, FeedPosition(world.now, {TAPE: entry}))
         if fold.ready.count:
-            yield True, "lease", self._with(world, Pop(0, MEMBER, world.nonce + 1, 1, 1000))._replace(nonce=world.nonce + 1)
+            pop = Pop(world.now, MEMBER, world.nonce + 1, 1, 1000)
+            yield True, "lease", self._with(world, pop)._replace(nonce=world.nonce + 1)
+        if self.config.ending and not world.now:
+            yield False, "time passes", world._replace(now=END)
         if fold.dead and world.redrives:
-            yield False, "redrive", self._with(world, RequeueDead(0, None))._replace(redrives=world.redrives - 1)
+            yield False, "redrive", self._with(world, RequeueDead(world.now, None))._replace(redrives=world.redrives - 1)
         yield from self._settlements(world)
 
     def _settlements(self, world: GroupWorld) -> Iterator[tuple[bool, str, GroupWorld]]:
@@ -108,18 +117,21 @@ class GroupModel:
             if any(getattr(record, "delivery", 0) == delivery for entry in world.pending for record in decode(entry)):
                 continue
             name = f"{task.producer}.{task.sequence}"
-            yield True, f"ack {name}", self._with(world, Complete(0, delivery, MEMBER))
+            yield True, f"ack {name}", self._with(world, Complete(world.now, delivery, MEMBER))
             if world.releases:
-                released = self._with(world, Requeue(0, delivery, MEMBER))
+                released = self._with(world, Requeue(world.now, delivery, MEMBER))
                 yield False, f"release {name}", released._replace(releases=world.releases - 1)
             if world.rejects:
-                rejected = self._with(world, DeadLetter(0, delivery, MEMBER, "bad"))
+                rejected = self._with(world, DeadLetter(world.now, delivery, MEMBER, "bad"))
                 yield False, f"reject {name}", rejected._replace(rejects=world.rejects - 1)
 
     def end(self, world: GroupWorld) -> None:
         """Everything was handed out, and is done or dead."""
         fold, done = self._now(world)
         left = set(self.stream) - done - {_sent(task) for task in fold.dead.values()}
+        if fold.lapsed != len(left & self.config.ending):
+            raise Breach(f"G5: {fold.lapsed} messages are counted as over, of {sorted(left)}")
+        left -= self.config.ending
         if left:
             raise Breach(f"G3: {sorted(left)} never came")
 
@@ -161,8 +173,10 @@ class GroupModel:
     def _check_handed(self, fold: Fold, done: frozenset[Sent], task: StoredTask) -> None:
         if _sent(task) in done:
             raise Breach(f"G1: {_sent(task)} is handed out again")
+        if _sent(task) in self.config.ending and fold.clock >= END:
+            raise Breach(f"G4: {_sent(task)} is handed out when its time is over")
         others = [other for other in _open(fold) if other.topic == task.topic and other is not task]
-        behind = fold.all_behind() if self.config.redrives else ()  # what came back from the dead waits, too, whatever its age
+        behind = fold.topics.all_behind() if self.config.redrives else ()  # back from the dead one waits whatever its age
         if self.config.ordered and any(other.order < task.order and other not in behind for other in others):
             raise Breach(f"G2: {_sent(task)} is handed out before an older one of its topic is done")
 
@@ -183,4 +197,4 @@ def _sent(task: StoredTask) -> Sent:
 
 def _open(fold: Fold) -> list[StoredTask]:
     """Neither done nor dead."""
-    return [*fold.ready, *(entry[2] for entry in fold.delayed), *fold.leased.values(), *fold.all_behind()]
+    return [*fold.ready, *(entry[2] for entry in fold.delayed), *fold.leased.values(), *fold.topics.all_behind()]

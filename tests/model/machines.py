@@ -208,7 +208,7 @@ def _number(address: ExchangeAddress | None) -> int:
 def direct(
     path: Path, safeguards: PathSafeguards, what: str, number: int = 0, exchange: int = NOWHERE
 ) -> tuple[Path, tuple[Instruction, ...]]:
-    """One step of the real machine. what: "assign", "attached", "forwarded" or "close"; number: of the path."""
+    """One step of the real machine. what: "assign", "welcome", "attached", "forwarded" or "close"; number: of the path."""
     machine = PathMachine(safeguards)
     machine.path, machine.target_path, machine.closing = path.path, path.target_path, path.closing
     machine.current, machine.target = _address(path.current), _address(path.target)
@@ -216,6 +216,8 @@ def direct(
     match what:
         case "assign":
             instructions = machine.assign(ADDRESSES[exchange], number)
+        case "welcome":
+            instructions = [*machine.welcome(number), *machine.assign(ADDRESSES[exchange], number)]
         case "attached":
             instructions = machine.attached(number)
         case "forwarded":

@@ -340,6 +340,14 @@ class Model:
                 detached = all(pipe is None for pipe in state.pipes[x])
                 if detached or not rules.stop_after_detach:
                     yield False, f"{NAMES[x]} is stopped", self._gone(state, x)
+        if budget.changes and not state.opened and state.path.target != NOWHERE and state.phases[state.path.target] == GONE:
+            for x in [x for x, phase in enumerate(state.phases) if phase == ACTIVE]:
+                yield True, f"another Monitor welcomes the publisher to {NAMES[x]}", self._take_over(state, x)
+
+    def _take_over(self, state: State, x: int) -> State:
+        """It knows nothing of moves, and what the one before has said is not heard any more."""
+        budget, notices = state.budget._replace(changes=0), frozenset({("welcome", 1, x)})
+        return state._replace(budget=budget, placed=(1, x, NOWHERE), notices=notices, offered=frozenset(), seen=1)
 
     def _relocate(self, state: State, x: int) -> State:
         number, at, _ = state.placed
@@ -372,11 +380,11 @@ class Model:
 
     def _deaths(self, state: State) -> Iterator[Step]:
         dead = [x for x in self._exchanges if state.phases[x] == GONE]
-        if not dead and state.opened:
+        if not dead and (state.opened or state.budget.changes):
             for x in self._exchanges:
                 killed = self._gone(state, x)._replace(budget=state.budget._replace(deaths=0))
                 yield False, f"{NAMES[x]} is killed", killed
-        elif dead and not state.replayed:
+        elif dead and state.opened and not state.replayed:
             for y in self._exchanges:
                 if state.phases[y] == ACTIVE or (state.phases[y] == STARTING and self._proved(state, y)):
                     yield True, f"publisher fails over to {NAMES[y]} and replays", self._fail_over(state, dead[0], y)
@@ -412,6 +420,8 @@ class Model:
         """Nothing must happen any more: is everything accounted for?"""
         if self.config.freezes and GONE in state.phases and not state.replayed and state.opened:
             raise Breach("the publisher waits for the dead")
+        if self.config.changes and not state.opened:
+            raise Breach("the publisher never begins")
         for s, reader in enumerate(state.readers):
             if reader.since == ABSENT or (state.frozen and s == LATE):
                 continue

@@ -34,6 +34,7 @@ class Config(NamedTuple):
     retires: Exchanges that are emptied and stopped; retargets: moves that the Monitor gives up on for another Exchange;
     drops: frames that an Exchange drops for one subscriber; delays: holds that expire although the FIN would have come;
     deaths: Exchanges killed, and the publisher fails over; kills: the publisher is killed while it moves;
+    changes: the Exchange on which the publisher is to begin is killed, and another Monitor takes over;
     freezes: the second subscriber stands still, for a while or for ever;
     late: the second subscriber joins whenever it likes, if ever; met: the subscribers know of the publisher at the start;
     proved: this many Exchanges are proved by those subscribers at the start.
@@ -49,6 +50,7 @@ class Config(NamedTuple):
     retargets: int = 0
     kills: int = 0
     closes: int = 0
+    changes: int = 0
     freezes: int = 0
     late: bool = False
     met: bool = False
@@ -69,6 +71,7 @@ class Budget(NamedTuple):
     retargets: int
     kills: int
     closes: int
+    changes: int
     freezes: int
 
 

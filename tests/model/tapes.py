@@ -15,9 +15,10 @@ At an end each message of each publisher was given once and in order, none was r
 ended by time (`expire`): what was held must come free by what was read.
 
 The script: blocks "A: open1 m1 m2 fin1" in the order of true time. open2-A: the path before, through A, was ended with FIN;
-open2!A: it broke, and what follows is sent again from there on; m3: a message, of the path opened there last; w1-2: a watermark
-of path 1, up to m2; "q" before it: of a second publisher; taped: up to here it is on the tape, whatever comes live; end: that,
-and the Exchange is gone or retired. Not covered: what a tape has lost, a start in the middle, bounds of memory and time.
+open2!A: it broke, and what follows is sent again from there on; ~open2-A: it began unrecorded; m3: a message, of the path
+opened there last; w1-2: a watermark of path 1, up to m2; "q" before it: of a second publisher; taped: up to here it is on the
+tape, whatever comes live; end: that, and the Exchange is gone or retired. Not covered: what a tape has lost, a start in the
+middle, bounds of memory and time.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from tests.model.state import put
 BEGIN_MS = 1_000_000
 READING, STANDING, CLOSED, LIVE = range(4)  # of a tape: may be read; has no more just now; nobody writes it; is done with
 TOKEN = re.compile(r"(q?)(open|m|w|fin)(\d+)(?:([-!])(\w+))?")
+UNRECORDED = "~"
 Origin = tuple[str, int]
 
 
@@ -90,14 +92,19 @@ def history_of(script: str) -> History:
     taped, ended, time = dict[str, int](), set[str](), 0
     for block in script.split("|"):
         name, *tokens = block.replace(":", " ").split()
-        stream = streams.setdefault(name, [])
+        stream, unrecorded = streams.setdefault(name, []), list[TapedFrame]()
         for at, token in enumerate(tokens):
             if token in ("end", "taped"):
                 taped[name] = len(stream)
                 ended.update([name] if token == "end" else [])
+                continue
+            time += 1
+            earlier = [*unrecorded, *(frame for _, frame in stream)]
+            frame = _frame(token.removeprefix(UNRECORDED), tokens[at + 1 :], earlier)
+            if token.startswith(UNRECORDED):
+                unrecorded.append(frame)
             else:
-                time += 1
-                stream.append((time, _frame(token, tokens[at + 1 :], [frame for _, frame in stream])))
+                stream.append((time, frame))
     messages = [frame for stream in streams.values() for _, frame in stream if frame.kind == FrameKind.DATA]
     sent = tuple(max((frame.number for frame in messages if frame.publisher == who), default=0) for who in (0, 1))
     return History(streams, taped, frozenset(ended), sent)
@@ -201,7 +208,8 @@ def event_of(frame: TapedFrame, origin: Origin | None = None) -> FrameEvent:
     """As the subscriber hands it over."""
     kind, publisher, path, n, left, finished = frame
     if kind == FrameKind.DATA:
-        return FrameEvent(topic_of(n), Header(1, kind, publisher, path, n, max(0, n - 2), (n - 1) // 2, 1, 0), frame)
+        header = Header(1, kind, publisher, path, n, max(0, n - 2), (n - 1) // 2, 1, 0)
+        return FrameEvent(topic_of(n), header, frame, origin=origin)
     header = Header(1, kind, publisher, path, n, 0, 0, 0, 0)
     if kind == FrameKind.OPEN:
         return FrameEvent(b"", header, frame, PathOpening(left, finished), origin=origin)

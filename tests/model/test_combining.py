@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from roq.log.local.publication import _ANSWER, _REQUEST, HEAD_BYTES, PLACE_BYTES, REQUEST_MAX, PublishedRequest, Served
+from roq.workqueue.folded_log import CommandAnswer
 from roq.workqueue.log_queue import LogQueue
-from roq.workqueue.log_replica import CommandAnswer, Request
+from roq.workqueue.log_replica import Request
 from tests.model.combining import Limits, Model
 from tests.model.combining_memory import ModelList, modelled
 from tests.model.search import Found, explore

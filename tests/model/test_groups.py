@@ -10,7 +10,8 @@ import re
 
 import pytest
 
-from roq.workqueue.fold import Effects, Fold, StoredTask
+from roq.workqueue.fold import Effects, Fold
+from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import FeedMessage
 from tests.model.groups import GroupConfig, GroupModel
 from tests.model.search import Found, explore
@@ -20,12 +21,16 @@ STATES_MIN = 1_000
 TWO_TOPICS = (((1, 1, "a"), (1, 2, "b")), ((2, 5, "a"),))  # publisher 2's first ones are on other topics
 ONE_TOPIC = (((1, 1, "a"),), ((1, 2, "a"), (1, 3, "a")))
 ONE_ENTRY = (((1, 1, "a"), (1, 2, "a")),)
+FIRST = frozenset({(1, 1, "a")})
 HEALTHY = {
     "a crash": GroupConfig(TWO_TOPICS, crashes=1),
     "two crashes": GroupConfig(ONE_ENTRY, crashes=2),
     "a crash loses two records": GroupConfig(ONE_ENTRY, crashes=1, pending=2),
     "messages come back, and a crash": GroupConfig(ONE_TOPIC, crashes=1, releases=1),
     "messages are rejected and redriven": GroupConfig(ONE_TOPIC, rejects=1, redrives=1),
+    "time passes, and a crash": GroupConfig(ONE_TOPIC, crashes=1, ending=frozenset({(1, 1, "a"), (1, 2, "a")})),
+    "time passes, and messages come back": GroupConfig(ONE_ENTRY, releases=1, rejects=1, redrives=1, ending=FIRST),
+    "time passes, in any order": GroupConfig(ONE_ENTRY, ordered=False, releases=2, ending=FIRST),
     "in any order": GroupConfig(ONE_ENTRY, ordered=False, crashes=1, releases=1),
 }
 
@@ -47,10 +52,25 @@ class TheDeadHoldTheirTopic(Fold):
         self.dead[task.producer, task.sequence] = task
 
 
+class EndsAreForgotten(Fold):
+    def _be_ready(self, task: StoredTask) -> None:
+        self.ready.put_back(task)
+
+
+class WhatIsOverHoldsItsTopic(Fold):
+    def _come_back(self, task: StoredTask) -> None:
+        self._lapse(task)
+
+
 HARMFUL: dict[str, tuple[GroupConfig, str]] = {
     "publishers' numbers are kept": (GroupConfig(ONE_TOPIC, crashes=1, fold=FeedsHaveNoNumbers), "G1: "),
     "the position is kept behind its messages": (GroupConfig(ONE_TOPIC, crashes=1, early=True), "G3: "),
     "one of a topic at a time": (GroupConfig(ONE_TOPIC, fold=TopicsDoNotWait), "G2: "),
+    "what comes back still ends": (GroupConfig(ONE_ENTRY, pending=2, releases=1, ending=FIRST, fold=EndsAreForgotten), "G4: "),
+    "what is over lets the next one go": (
+        GroupConfig(ONE_ENTRY, releases=1, ending=FIRST, fold=WhatIsOverHoldsItsTopic),
+        "G3: ",
+    ),
     "a dead letter lets the next one go": (GroupConfig(ONE_TOPIC, rejects=1, fold=TheDeadHoldTheirTopic), "G3: "),
 }
 

@@ -30,6 +30,7 @@ HEALTHY = {
     "a hold expires": Config(messages=3, moves=1, delays=1, proved=2),
     "a frame is dropped and a hold expires": Config(messages=2, moves=1, drops=1, delays=1, proved=2, met=True),
     "an Exchange dies": Config(messages=1, moves=1, deaths=1, proved=2),
+    "the first Exchange and the Monitor die": Config(messages=2, moves=1, deaths=1, changes=1, proved=2),
     "a subscriber freezes and an Exchange dies": Config(messages=2, deaths=1, freezes=1, met=True),
     "it has not met the publisher before": Config(messages=3, deaths=1, freezes=1),
     "the publisher closes": Config(messages=2, moves=1, closes=1, proved=2),
@@ -64,6 +65,10 @@ HARMFUL = {
     "await_welcome": (Config(messages=1, path=PathSafeguards(await_welcome=False)), "was never given m1"),
     "fin_before_open": (MOVE._replace(kills=1, path=PathSafeguards(fin_before_open=False)), "holds frames for ever"),
     "keep_old_link": (MOVE._replace(path=PathSafeguards(keep_old_link=False)), "was never given m1|holds frames for ever"),
+    "heed_welcome": (
+        Config(messages=1, moves=1, deaths=1, changes=1, proved=2, path=PathSafeguards(heed_welcome=False)),
+        "the publisher never begins",
+    ),
     "prove_before_move": (Config(messages=1, moves=1, rules=Rules(prove_before_move=False)), "was never given m1"),
     "retire_after_fin": (STOP._replace(rules=Rules(retire_after_fin=False)), "was never given m1"),
     "stop_after_detach": (STOP._replace(rules=Rules(stop_after_detach=False)), "was never given m1|holds frames for ever"),

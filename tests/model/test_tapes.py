@@ -45,6 +45,9 @@ BACK = "A: open1 m1 fin1 | B: open2-A m2 fin2 {} | A: open3-B m3"
 THERE_AND_BACK = (BACK.format(""), BACK.format("end"))
 SAME_AGAIN = ("A: open1 m1 m2 open2!A m2 m3 | B: qopen1 qm1", "A: open1 m1 open2!A m1 m2 | B: qopen1 end")
 LEFT_ONE_DIES = tuple(f"A: open1 m1 end | B: open2-A m3 open3!B taped {messages(first, 4)}" for first in (1, 2))
+BOTH_DIE = tuple(f"A: open1 m1 end | B: open2-A m3 end | C: open3!B taped {messages(first, 4)}" for first in (1, 2))
+LEFT_ONE_HAD_NOTHING = tuple(f"A: end | B: open2-A {then}open3!B taped {messages(1, 4)}" for then in ("", "m3 "))
+OPENED_UNRECORDED = ("A: open1 m1 m2 end | B: ~open2-A m3 m4", "A: open1 m1 end | B: ~open3-A m2 fin3 | A: qopen1")
 LEFT_ONE_IS_SLOW = (
     "A: open1 m1 | B: open2-A m3 | A: qopen1 qm1 m2 fin1",
     "A: open1 m1 fin1 open3-B m4 | B: qopen1 open2-A m2 m3 fin2",
@@ -62,6 +65,8 @@ HEALTHY = {
     "a move, then a death, and the first one is gone": TapesConfig(deaths_after_a_move("end"), paces=(1,), together=False),
     "the same Exchange again": ALONE._replace(histories=SAME_AGAIN),
     "the one that was left dies before its FIN": ALONE._replace(histories=LEFT_ONE_DIES, paces=(1, SKEW_MS // 4)),
+    "the one that was left dies before its FIN, and the next one": ALONE._replace(histories=BOTH_DIE, paces=(1,)),
+    "the one that was left dies with an empty tape": ALONE._replace(histories=LEFT_ONE_HAD_NOTHING, paces=(1, SKEW_MS // 4)),
     "the one that was left is slow": ALONE._replace(histories=LEFT_ONE_IS_SLOW),
     "one forwards what was sent again elsewhere": TapesConfig((FORWARDED_LATE,), together=False),
     "a watermark through another one": ALONE._replace(histories=(WATERMARKS,)),
@@ -73,6 +78,7 @@ LAGGING = {
     "a move, then a death": deaths_after_a_move("taped")[1:4],
     "the same Exchange again": SAME_AGAIN,
     "the one that was left is slow": LEFT_ONE_IS_SLOW,
+    "a path was opened while nothing was recorded": OPENED_UNRECORDED,
     "two publishers": (TWO.format(""),),
 }
 IDLE = (
@@ -87,7 +93,9 @@ STORED = {
     "a move, then a death": FOLLOWING._replace(histories=deaths_after_a_move("taped")[1:4], offsets=(0,)),
     "the same Exchange again": FOLLOWING._replace(histories=SAME_AGAIN),
     "the one that was left dies before its FIN": FOLLOWING._replace(histories=LEFT_ONE_DIES),
+    "the one that was left dies with an empty tape": FOLLOWING._replace(histories=LEFT_ONE_HAD_NOTHING),
     "the one that was left is slow": FOLLOWING._replace(histories=LEFT_ONE_IS_SLOW),
+    "a path was opened while nothing was recorded": FOLLOWING._replace(histories=OPENED_UNRECORDED),
     "a watermark through another one": FOLLOWING._replace(histories=(WATERMARKS,)),
     "two publishers": FOLLOWING._replace(histories=(TWO.format(""),)),
 }

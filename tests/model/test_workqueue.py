@@ -12,7 +12,8 @@ from typing import Self
 
 import pytest
 
-from roq.workqueue.fold import Effect, Effects, Fold, StoredTask, TasksDelivered
+from roq.workqueue.fold import Effect, Effects, Fold, TasksDelivered
+from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import Cancel, InstanceDead, Pop, Push, Record, Requeue, Senders, Tick
 from roq.workqueue.state import State
 from tests.model.search import Found, explore

@@ -6,15 +6,15 @@ from functools import partial
 
 from roq.tools.simulation.run import What
 from roq.workqueue import records
-from roq.workqueue.fold import Fold, StoredTask
+from roq.workqueue.fold import Fold
 from roq.workqueue.master.intake import GroupIntake
+from roq.workqueue.ready import StoredTask
 from tests.simulation.known_bugs import Known, put
 
 
-def _always_new(one: records.Senders, sender: int, number: int, clock: int) -> bool:
+def _always_new(one: records.Sender, number: int) -> bool:
     """Publishers' numbers say nothing."""
-    known = one.of(sender, clock)
-    known.highest = max(known.highest, number)
+    one.highest = max(one.highest, number)
     return True
 
 
@@ -32,7 +32,7 @@ def _ahead(one: GroupIntake, done: dict[str, int]) -> None:
 
 
 BUGS: dict[str, Known] = {
-    "a message comes into a group twice": Known(partial(put, (records.Senders, "ascend", _always_new)), 1, What.GROUPS),
+    "a message comes into a group twice": Known(partial(put, (records.Sender, "ascend", _always_new)), 1, What.GROUPS),
     "a topic's messages don't wait for each other": Known(partial(put, (Fold, "_is_first", _nobody_waits)), 0, What.GROUPS),
     "a group's position is ahead of its messages": Known(partial(put, (GroupIntake, "reached", _ahead)), 9, What.GROUPS),
 }

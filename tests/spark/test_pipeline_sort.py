@@ -158,9 +158,9 @@ def test_wrong_calls(spark: SparkSession, tmp_path: Path) -> None:
         ((data, *out, "--keys", "user", "--distinct", "--keep", "last", "--order", "at"), "give one of them"),
         ((data, *out, "--keys", "serial", "--keep", "first", "--order", "user"), "needs a number, a date or a time"),
         ((data, *out, "--keys", "user", "--keep", "last", "--order", "user"), "is a key"),
-        ((odd, *out, "--keys", "user"), "There is .*/a.txt; names that end alike, in .parquet, .csv, .json, .jsonl, would"),
-        ((mixed, *out, "--keys", "user"), r"There is .*/mixed/\d\.\w+, .*/mixed/\d\.\w+; .* Give --format"),
-        ((str(tmp_path / "nothing"), *out, "--keys", "user"), "There is no file"),
+        ((odd, *out, "--keys", "user"), r"\(.*/a.txt\) do not show one format .* end in one of .parquet, .csv, .json, .jsonl"),
+        ((mixed, *out, "--keys", "user"), r"\(.*/mixed/\d\.\w+, .*/mixed/\d\.\w+\) .* give --format"),
+        ((str(tmp_path / "nothing"), *out, "--keys", "user"), "there is no file in .*/nothing"),
         ((data, "--out", other, "--keys", "user"), "--overwrite replaces it"),
         ((data, "--out", "s3a://bucket/out", "--keys", "user"), "give --shuffles"),
     ):

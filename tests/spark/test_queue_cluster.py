@@ -11,12 +11,17 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.types import BinaryType, StringType, StructType
 
 import roq.blocking
+from roq.spark.queue_options import queue_options
+from roq.spark.queue_outlets import staged_schema
 from roq.spark.queue_source import PEEK_MAX_CLUSTER
+from roq.spark.queue_write import Publication, QueueStreamWriter, Staged, stage, writer_of
 from tests.integration.running import RunningCluster
 
 ROWS = 3000
@@ -91,6 +96,38 @@ def test_rows_are_published_to_topics(spark: SparkSession, cluster: RunningClust
         writer.option("staging", str(tmp_path)).mode("append").save("news")
         listener.join(max(0.0, deadline - time.monotonic()))
         assert heard == Counter((f"eu.{number % 3}", b"%d" % number) for number in range(30))
+
+
+@pytest.mark.parametrize("confirm", ["routed", "stored"])
+def test_a_row_that_is_too_large_is_found_before_any_row_is_published(
+    cluster: RunningCluster, tmp_path: Path, confirm: str
+) -> None:
+    """What tasks tell the driver, without Spark: rows are committed, refused for the last one; others come instead."""
+    queue = f"small-{confirm}"
+    options = queue_options(
+        {"cluster": cluster.zookeeper, "queue": queue, "kind": "queue", "confirm": confirm, "staging": str(tmp_path)}
+    )
+    schema = StructType().add("topic", StringType()).add("payload", BinaryType())
+    writer = writer_of(QueueStreamWriter, options, schema, False)
+
+    def told(payloads: list[bytes], attempt: int) -> Staged:
+        columns = staged_schema(["topic", "payload"])
+        arrays = {"topic": ["t"] * len(payloads), "payload": payloads}
+        rows = pa.RecordBatch.from_arrays([pa.array(arrays[field.name], field.type) for field in columns], schema=columns)
+        folder = Publication(options.staging_folder(), "query", 3).folder
+        files = stage(folder, f"0-{attempt}", [rows], columns)
+        return Staged("query", 0, tuple(file.values() for file in files), max(map(len, payloads)))
+
+    rows, others = [b"%d" % number for number in range(2_000)], [b"%d" % number for number in range(5_000, 7_000)]
+    with roq.blocking.connect(cluster.zookeeper) as connected:
+        connected.create_queue(queue, max_frame_bytes=2_048, record=roq.Record(days=1))
+        large = told([*rows, b"x" * 2_000], 0)
+        with pytest.raises(PySparkException, match=r"\[ROQ_PAYLOAD_TOO_LARGE\] a payload has at most 1536 bytes .* has 2000"):
+            writer.commit([large], 3)
+        writer.abort([large], 3)
+        writer.commit([told(others, 1)], 3)
+        with connected.subscriber(queue, start="earliest", follow=False) as reader:
+            assert [message.payload for message in reader] == others
 
 
 def test_what_is_missing_is_asked_for(spark: SparkSession, cluster: RunningCluster, tmp_path: Path) -> None:

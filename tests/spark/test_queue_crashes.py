@@ -33,9 +33,9 @@ DRIVERS = (
 
 
 class Driver:
-    """One driver, with everything it starts."""
+    """One driver, with everything it starts. program: in this folder."""
 
-    def __init__(self, arguments: list[str], folder: Path) -> None:
+    def __init__(self, arguments: list[str], folder: Path, program: str = "queue_driver.py") -> None:
         self.wish = folder / "crash"
         self.reached = folder / "crash.reached"
         self.reached.unlink(missing_ok=True)
@@ -43,7 +43,7 @@ class Driver:
         spark = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path, "SPARK_LOCAL_IP": "127.0.0.1"}
         environment = {**os.environ, **spark, VARIABLE: str(self.wish)}
         self.log = folder / "driver.log"
-        command = [sys.executable, str(ROOT / "tests/spark/queue_driver.py"), *arguments]
+        command = [sys.executable, str(ROOT / "tests/spark" / program), *arguments]
         with self.log.open("ab") as log:
             self.process = psutil.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, cwd=folder)
 

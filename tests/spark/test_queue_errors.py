@@ -28,7 +28,7 @@ def test_options_and_queues_that_can_not_be(spark: SparkSession, tmp_path: Path)
         ({"address": there, "maxRowPerBatch": "5"}, "maxrowperbatch.*unknown; there are .*maxRowsPerBatch"),
         ({"address": there, "maxRowsPerBatch": "many"}, "'many' is not a whole number"),
         ({"address": there, "state": "lost"}, "'lost' is none of ready, delayed, leased, dead"),
-        ({"address": there, "kind": "queue"}, "recorded queues are in clusters"),
+        ({"address": there, "kind": "queue"}, "names no cluster"),
         ({"cluster": "zk:2181"}, r"name the queue in \.load"),
         ({"address": f"log://{tmp_path}/nowhere"}, r"\[ROQ_WORK_QUEUE_NOT_FOUND\] there is no work queue at log://"),
     ):

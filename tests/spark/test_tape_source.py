@@ -24,6 +24,7 @@ import roq.blocking
 from roq.errors import NotRecorded
 from roq.log.replicated.metadata import LogMeta
 from roq.wire.assignment import ProcessKind, from_json
+from roq.wire.tape_index import INDEX_EVERY
 from tests.harness.documented import block
 from tests.integration.running import RunningCluster
 
@@ -100,6 +101,20 @@ def test_a_batch_read_has_what_is_kept(spark: SparkSession, cluster: RunningClus
         assert rows(source(spark, cluster, "kept", startingPosition=start, endingPosition=end)) == wanted, (start, end)
     named = spark.read.format("roq").option("cluster", cluster.zookeeper).option("kind", "queue").option("topics", "t.1, t.2")
     assert rows(named.load("kept")) == [row for row in [*first, *second] if row[2] in ("t.1", "t.2")]
+
+
+def test_what_has_none_of_the_topics_is_passed_over(
+    spark: SparkSession, cluster: RunningCluster, connected: roq.blocking.Cluster
+) -> None:
+    """By the indexes of the tape, of which there is one here: partitions begin and end anywhere before it and behind it."""
+    connected.create_queue("rare", record=roq.Record(days=1))
+    rare = (5, 700, 701, INDEX_EVERY + 10)
+    with connected.publisher("rare") as publisher:
+        for number in range(1, INDEX_EVERY + 20):
+            publisher.publish("t.rare" if number in rare else f"t.{number % 3}", b"%d" % number, confirm="stored")
+        wanted = [(signed(publisher.id), number, "t.rare", b"%d" % number) for number in rare]
+    for most in (100, 5_000):
+        assert rows(source(spark, cluster, "rare", topics="t.rare", entriesPerPartition=most)) == wanted
 
 
 def kept_batches(into: list[tuple[int, list[Row]]]) -> Callable[[DataFrame, int], None]:
@@ -292,6 +307,11 @@ def test_rows_are_published_and_stored(
     writer.option("queue", "written").option("confirm", "stored").save()
     found = source(spark, cluster, "written").selectExpr("topic", "cast(payload as string) as payload").collect()
     assert [(row.topic, row.payload) for row in found] == [(f"t.{number % 3}", str(number)) for number in range(300)]
+    for _ in range(2):  # the second time it is done
+        writer.option("publication", "daily").save()
+    (producer,) = connected.producers("written")
+    assert (producer.name, producer.number) == ("spark-publication-daily", 300)
+    writer.option("publication", "")
     with pytest.raises(PySparkException, match=r"\[ROQ_NOT_RECORDED\]"):
         writer.option("queue", "forgetful").save()
     with pytest.raises(PySparkException, match="are of publish/subscribe queues"):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 
+from roq.client.read import TapeWindow
 from roq.coordination.locate import GcmClient
 from roq.errors import MessagesLost
 from roq.log.replicated.metadata import Fragment, LogMeta, SegmentMetadata, SegmentState
+from roq.pubsub.handover import Told
 from roq.pubsub.inbox import Reached
-from roq.pubsub.past import Past, Told
+from roq.pubsub.past import Past
+from roq.pubsub.start import Start
 from roq.pubsub.subscriber import Subscriber
 from roq.pubsub.tape import Tape
-from roq.pubsub.tape_list import FoundTapes
+from roq.pubsub.tape_looks import FoundTapes
 from roq.wire import gcm, zmtp
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow, to_json
@@ -35,11 +38,13 @@ def fin(publisher: int, path: int, last: int) -> bytes:
 
 
 class Scene:
-    """A subscriber and the tapes that it reads. `given`: numbers of messages, and ranges that were reported lost."""
+    """A subscriber and the tapes that it reads. `given`: numbers of messages, and ranges that were reported lost. end: of a
+    window; None: it is none. `done`: its position."""
 
-    def __init__(self, start: str = "earliest", follow: bool | str = True) -> None:
-        self.subscriber = Subscriber(GcmClient("127.0.0.1:1"), "q", (), lambda lost: None, start, follow)
-        self.subscriber._started = time.monotonic()
+    def __init__(self, start: Start = "earliest", follow: bool | str = True, end: int | None = None) -> None:
+        about = GcmClient("127.0.0.1:1"), "q", (), lambda lost: None, start
+        self.subscriber = Subscriber(*about, follow) if end is None else TapeWindow(*about, end)
+        self.subscriber._started, self.done = time.monotonic(), dict[str, int]()
         assert self.subscriber._past is not None
         self.past: Past = self.subscriber._past
 
@@ -65,8 +70,11 @@ class Scene:
         self.past._finish()
         self.subscriber.settle()
         taken, self.subscriber._buffer = list(self.subscriber._buffer), type(self.subscriber._buffer)()
+        for one in taken:
+            if isinstance(one, Reached):
+                self.done.update(one.entries)
         return [
-            f"lost {one.first}..{one.last}" if isinstance(one, MessagesLost) else one.header.sequence
+            _told(one) if isinstance(one, MessagesLost) else one.header.sequence
             for one in taken
             if not isinstance(one, Reached)
         ]
@@ -80,12 +88,17 @@ class Scene:
 
     def told(self, name: str, entry: int) -> None:
         """The Exchange has said where its messages begin; then somebody looked at the tapes."""
-        attachment = next(one for one in self.past._holding if one.exchange.id == name)
-        self.past._holding[attachment] = Told(entry, time.monotonic())
+        waiting = self.past.handover.waiting
+        attachment = next(one for one in waiting if one.exchange.id == name)
+        waiting[attachment].told = Told(entry, time.monotonic())
         self.past.tapes.looked = time.monotonic()
+
+
+def _told(lost: MessagesLost) -> str:
+    return f"{'' if lost.count else 'perhaps '}lost {lost.first}..{lost.last}"
 
 
 def listed(*of_a: LogMeta) -> FoundTapes:
     """What the GCM says of the tape of A."""
     views = tuple(gcm.TapeView("tape.t.A", "A", True, to_json(meta)) for meta in of_a)
-    return gcm.Tapes("t", Record(), True, views, {}), time.monotonic(), NOW
+    return FoundTapes(gcm.Tapes("t", Record(), True, views, {}), time.monotonic(), NOW)

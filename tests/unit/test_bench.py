@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.measure import Measured
+from benchmarks.overhead import rows
 from benchmarks.report import full, goal_row
 from benchmarks.scenarios import SCENARIOS, Goal, cpu_per_million
 from roq.errors import CallError
@@ -265,3 +266,11 @@ def test_every_goal_has_its_systems_in_the_scenario() -> None:
         assert {"RoQ", *(goal.peer for goal in scenario.goals)} <= set(scenario.systems)
         for system in scenario.systems:
             scenario.load_for(system, 1.0).check()
+
+
+def test_overhead_is_the_median_of_the_ratios_to_the_same_round() -> None:
+    found = {"plain": [100.0, 200.0, 300.0], "on": [50.0, 20.0, 240.0]}
+    assert rows(found) == [
+        ("plain", "200", "1.000", "1.000", "1.000"),
+        ("on", "50", "0.500", "0.100", "0.800"),
+    ]

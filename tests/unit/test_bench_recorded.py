@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.machine import disk_of
 from benchmarks.recorded.report import full, live_ratios
-from benchmarks.recorded.run import ROQ_ONLY, SCENARIOS, Measured
+from benchmarks.recorded.run import SCENARIOS, Measured, takes_part
 from benchmarks.recorded.systems import SYSTEMS
 from benchmarks.recorded.workload import (
     SIZE,
@@ -100,8 +100,9 @@ def test_every_scenario_can_be_run_and_every_system_has_its_ways() -> None:
         assert clients.publish
         assert clients.one_by_one
         assert clients.replay
-        assert clients.member
-        assert clients.member_singly
+        assert bool(clients.member) == bool(clients.member_singly)
+        assert clients.once or clients.reader
+        assert clients.once or clients.writer
 
 
 def test_the_ratios_of_recording_are_of_medians() -> None:
@@ -114,13 +115,21 @@ def test_the_ratios_of_recording_are_of_medians() -> None:
         "10,000/s, not recorded": [at("", 10_000, 100.0)],
         "10,000/s, recorded": [at("", 10_000, 150.0)],
     }
-    assert ROQ_ONLY == (Scenario.LIVE,)
     rows = live_ratios(Measured(Scenario.LIVE, {"RoQ": ways}, []))
     assert rows == [
         ["one by one", "messages/s", "200 [100 to 900]", "150 [50 to 160]", "0.75"],
         ["10,000/s", "p50, us", "100", "150", "1.50"],
         ["10,000/s", "p99, us", "100", "150", "1.50"],
     ]
+
+
+def test_who_has_nothing_to_show_in_a_scenario_does_not_take_part() -> None:
+    everybody = {Scenario.PUBLISH, Scenario.ONE_BY_ONE}
+    groups = {Scenario.GROUP, Scenario.GROUP_SINGLY}
+    assert {scenario for scenario in Scenario if takes_part("RoQ", scenario)} == set(Scenario)
+    assert {scenario for scenario in Scenario if takes_part("RabbitMQ quorum queue", scenario)} == everybody | groups
+    streams = {scenario for scenario in Scenario if takes_part("RabbitMQ streams", scenario)}
+    assert streams == everybody | {Scenario.REPLAY, Scenario.AWAY}
 
 
 def test_the_report_names_the_disk_the_absent_and_the_failed() -> None:

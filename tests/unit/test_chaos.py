@@ -13,7 +13,19 @@ from roq.tools.chaos import invariants
 from roq.tools.chaos.history import STAMP, FaultDone, GapReported, Sent, SubscriberHistory
 from roq.tools.chaos.invariants import EpochWritten, HostReported, Order, Seen, Term, history_violations, unsettled
 from roq.tools.chaos.result import ChaosOptions, timeline
-from roq.tools.chaos.schedule import CALM_SECONDS, IN_CONTAINERS, ON_LOOPBACK, ChaosFault, ChaosKind, Role, schedule
+from roq.tools.chaos.schedule import (
+    CALM_SECONDS,
+    IN_CONTAINERS,
+    NETWORK,
+    ON_LOOPBACK,
+    PROCESSES,
+    ChaosFault,
+    ChaosKind,
+    FaultPair,
+    Role,
+    fault_name,
+    schedule,
+)
 from roq.tools.chaos.verdict import Numbers, Verdict, count, gaps, judge, together
 from roq.wire.assignment import (
     HostReport,
@@ -55,7 +67,7 @@ def test_everything_possible_happens_short_and_long() -> None:
     assert {(one.kind, one.role) for one in found} == {*IN_CONTAINERS, *rejected}
     for kind, role in IN_CONTAINERS:
         lengths = [one.seconds for one in found if (one.kind, one.role) == (kind, role)]
-        if kind is ChaosKind.KILL and role in (Role.EXCHANGE, Role.MONITOR, Role.SCALING):
+        if kind is ChaosKind.KILL and role in PROCESSES:
             assert set(lengths) == {0.0}
         else:
             assert min(lengths) < SESSION < max(lengths)
@@ -135,6 +147,16 @@ def test_a_gap_needs_a_fault_that_cuts_for_longer_than_the_ring() -> None:
         "subscriber 0: 2 messages reported lost at 41.0 s, no long fault was on",
         "subscriber 0: 1 messages reported lost at 9.0 s, no long fault was on",
     ]
+
+
+@pytest.mark.parametrize("pair", NETWORK, ids=fault_name)
+def test_what_cuts_a_machine_off_for_long_explains_a_gap(pair: FaultPair) -> None:
+    kind, role = pair
+    heard = SubscriberHistory(1)
+    heard.reported = [GapReported(0, 3, 5, 3, 12.0)]
+    _, problems = gaps([heard], [FaultDone(10.0, kind, "machine", 6.0, role)], ring_seconds=5.0)
+    expected = kind is not ChaosKind.CUT_FROM_ZOOKEEPER and role not in (Role.GCM, Role.ZOOKEEPER)
+    assert bool(problems) is not expected
 
 
 def test_duplicated_and_reordered() -> None:

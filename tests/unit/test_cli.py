@@ -33,6 +33,7 @@ from roq.cli.queue import find_exchange, find_publishers
 from roq.cli.status import exchange_table, host_table
 from roq.client.overview import ExchangeRow, HostRow, policy_tables
 from roq.errors import CallError, ExchangeNotFound, InvalidConfiguration, PayloadTooLarge, PublisherNotFound, QueueNotFound
+from roq.runtime import log_output
 from roq.wire.assignment import Overflow
 from roq.wire.kpi import ExchangeKpi, HostKpi, PublisherKpi, QueueKpi
 from roq.wire.monitor import ExchangeAddress, ExchangeView, MemberView, QueueView
@@ -124,9 +125,9 @@ def imported_by(*arguments: str) -> set[str]:
 
 
 def test_a_command_imports_only_what_it_needs() -> None:
-    shared = {f"roq.cli.{name}" for name in ("main", "address", "output")}
+    shared = {f"roq.cli.{name}" for name in ("main", "address", "completion", "examples", "output", "which")}
     assert {name for name in imported_by("--version") if name.startswith("roq.cli.")} == shared
-    assert not {"docker", "pyarrow", "pytest"} & imported_by("--help")  # which imports all commands
+    assert not {"docker", "prometheus_client", "pyarrow", "pytest"} & imported_by("--help")  # which imports all commands
 
 
 def test_version_as_json() -> None:
@@ -469,8 +470,9 @@ def test_tasks_of_any_content_are_listed_by_every_command(tmp_path: Path) -> Non
 
 def test_every_console_is_made_where_markup_is_off() -> None:
     sources = Path(output.__file__).parents[1].rglob("*.py")
-    makers = [path.name for path in sources if "Console(" in path.read_text()]
-    assert makers == ["output.py"]
+    makers = sorted(path.name for path in sources if "Console(" in path.read_text() and "rich.console" in path.read_text())
+    assert makers == ["log_output.py", "output.py"]
+    assert "Console(stderr=True, markup=False, emoji=False)" in Path(log_output.__file__).read_text()
 
 
 def test_hosts_stand_in_a_line_each_on_a_terminal_of_80_columns() -> None:

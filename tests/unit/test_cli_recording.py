@@ -211,7 +211,7 @@ def shown(record: Record | None, recorded: bool) -> str:
     detail = QueueDetail(row, 1024, 7.0, 1, (), (), (), (), policy_tables(Policy()), {}, record, recorded)
     out: Console = console()
     with out.capture() as said:
-        out.print(queue._detail(detail))
+        out.print(queue.detail_tables(detail))
     return said.get()
 
 

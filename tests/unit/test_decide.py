@@ -3,42 +3,65 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
 
 from roq.pubsub.scaling.decide import (
     BACKOFF_FIRST_SECONDS,
+    DOUBLINGS_MAX,
     IN_SECONDS,
     OUT_SECONDS,
     OVER_RECORDS,
+    PRICE_MAX_SECONDS,
     RECOVERY_SECONDS,
+    TAKEN_BACK,
     UNDER_RECORDS,
+    Credit,
     Memory,
     decide,
 )
 from roq.pubsub.scaling.load import MOVES_MAX, NEW, Bin, LoadScale, bins_of, drain, relieve, scale_out
 from roq.pubsub.scaling.what_if import replay
-from roq.wire.kpi import Decision, ExchangeKpi, HostKpi, PublisherKpi, QueueKpi, from_json_line
+from roq.wire.kpi import Decision, ExchangeKpi, GroupKpi, HostKpi, PublisherKpi, QueueKpi, SubscriberKpi, from_json_line
 from roq.wire.policy import Bounds, ExchangeRule, HostRule, Policy, QueueRule
 
 RATE = Policy(exchange=ExchangeRule(max_messages_per_second=1000))
+EARNED_RECORDS = 8  # in a row, for a publisher that moves: 2 · (3 s + 0.1 s); the first one begins the time
 Loads = dict[str, list[float]]  # Exchange → messages/s of its publishers
 
 
-def kpi(loads: Loads, second: float, *, states: dict[str, str] | None = None, term: int = 1, **host: float) -> QueueKpi:
-    """A record; publishers are numbered through. Host of Exchange x is hx, with cpu/memory from `host` (cpu_x=…)."""
+def kpi(
+    loads: Loads,
+    second: float,
+    *,
+    states: dict[str, str] | None = None,
+    term: int = 1,
+    latencies: Sequence[float] = (),
+    blocked: float = 0.0,
+    groups: tuple[GroupKpi, ...] = (),
+    **host: float,
+) -> QueueKpi:
+    """A record; publishers are numbered through. Host of Exchange x is hx, with cpu/memory from `host` (cpu_x=…). latencies:
+    p99 of each subscriber."""
     publishers, exchanges, hosts, number = [], [], [], 0
     for id, rates in loads.items():
         for rate in rates:
             number += 1
-            publishers.append(PublisherKpi(number, id, rate, rate * 10, 0.0, 0))
+            publishers.append(PublisherKpi(number, id, rate, rate * 10, blocked, 0))
         state = (states or {}).get(id, "active")
         cpu = host.get(f"own_{id}", 0.5)
         exchanges.append(ExchangeKpi(id, f"h{id}", state, len(rates), sum(rates), sum(rates) * 10, 0.0, cpu, 0))
         hosts.append(HostKpi(f"h{id}", host.get(f"cpu_{id}", 0.1), host.get(f"memory_{id}", 0.1), 1, 8))
     total = sum(each.messages_per_second for each in publishers)
-    return QueueKpi("q", second, term, total, total * 10, 0.0, 0, tuple(exchanges), tuple(publishers), (), tuple(hosts))
+    subscribers = tuple(
+        SubscriberKpi(100 + place, True, total, total * 10, p99, p99 / 2, p99, 0, 0) for place, p99 in enumerate(latencies)
+    )
+    members = tuple(publishers), subscribers
+    sums = term, total, total * 10, total * len(latencies), 0
+    return QueueKpi("q", second, *sums, tuple(exchanges), *members, tuple(hosts), groups=groups)
 
 
 class Run:
@@ -49,13 +72,11 @@ class Run:
         self.records: list[QueueKpi] = []
         self.log: list[Decision] = []
 
-    def see(
-        self, loads: Loads, seconds: int = 1, states: dict[str, str] | None = None, term: int = 1, **host: float
-    ) -> list[Decision]:
+    def see(self, loads: Loads, seconds: int = 1, **what: Any) -> list[Decision]:
         found: list[Decision] = []
         for _ in range(seconds):
             self.now += 1
-            record = kpi(loads, self.now, states=states, term=term, **host)
+            record = kpi(loads, self.now, **what)
             self.records.append(record)
             decisions, self.memory = decide(record, self.policy, self.memory)
             found += decisions
@@ -146,6 +167,12 @@ def test_queue_averages() -> None:
     decisions = Run(policy).see({"a": [1.0] * 10}, 2)
     assert len(decisions) == 2
     assert decisions[0].cause.startswith("10.0 publishers per Exchange on average over 1 (limit 4)")
+    policy = Policy(queue=QueueRule(max_subscribers_per_exchange=4), bounds=Bounds(max_exchanges=8))
+    run = Run(policy)
+    decisions = run.see({"a": [1.0] * 10}, 2, latencies=[0.001] * 11)
+    assert len(decisions) == 2
+    assert decisions[0].cause.startswith("11.0 subscribers per Exchange on average over 1 (limit 4)")
+    assert Run(policy).see({"a": [1.0], "b": [1.0]}, 60, latencies=[0.001] * 3) == []  # 3 > 4 less 30 %
     policy = Policy(queue=QueueRule(max_messages_per_second_per_exchange=100))
     decisions = Run(policy).see({"a": [60.0] * 4, "b": []}, 2)
     assert [each.action for each in decisions] == ["scale-out"]
@@ -167,11 +194,11 @@ def test_busy_host_is_relieved_by_a_calm_one_or_a_new_one() -> None:
 
 def test_scale_in_needs_spare_for_a_while() -> None:
     run = Run(RATE)
-    assert run.see({"a": [300], "b": [200, 150]}, UNDER_RECORDS - 1) == []
+    assert run.see({"a": [300], "b": [200, 150]}, EARNED_RECORDS - 1) == []
     (decision,) = run.see({"a": [300], "b": [200, 150]}, 1)
     assert (decision.action, decision.exchange, decision.host) == ("scale-in", "a", "ha")
     assert decision.moves == ((1, "b"),)
-    assert "1 of 2 Exchanges keep every limit with 30% to spare for 6 s (650 messages/s, 3 publishers" in decision.cause
+    assert "1 of 2 Exchanges keep every limit with 30% to spare for 7 s (650 messages/s, 3 publishers" in decision.cause
     assert "the fullest would be at 65% of its limit" in decision.cause
     assert Run(RATE).see({"a": [400], "b": [400]}, 60) == []  # 0.8 > 1 - hysteresis
 
@@ -192,8 +219,8 @@ def test_scale_in_not_if_another_limit_is_near(policy: Policy) -> None:
 def test_publishers_that_vanish_together_are_no_reason_to_shrink_at_once() -> None:
     run = Run(RATE)
     run.see({"a": [600], "b": [600]}, 20)
-    assert run.see({"a": [], "b": []}, UNDER_RECORDS - 1) == []  # a restarted Monitor waits for its members
-    assert run.see({"a": [0], "b": [0]}, 1)[0].action == "scale-in"
+    assert run.see({"a": [], "b": []}, EARNED_RECORDS - 2) == []  # a restarted Monitor waits for its members
+    assert run.see({"a": [0], "b": [0]}, 2)[0].action == "scale-in"
 
 
 def test_scale_out_that_does_not_show_up_is_told_and_not_repeated_soon() -> None:
@@ -223,6 +250,40 @@ def test_cool_down_and_settling() -> None:
     run.see({"b": [600], "a": [600]}, 1)
     assert run.see({"a": [600, 600], "b": [900]}, 4) == []  # cool-down of 5 s
     assert run.see({"a": [600, 600], "b": [900]}, 1)[0].action == "scale-out"
+
+
+def test_scale_in_costs_more_for_many_moves_and_nothing_without_credit() -> None:
+    without = Policy(exchange=RATE.exchange, bounds=Bounds(credit=0))
+    assert Run(without).see({"a": [300], "b": [200]}, UNDER_RECORDS)[0].action == "scale-in"
+    many = {"a": [3.0] * 100, "b": [2.0] * 100}
+    assert Run(without).see(many, UNDER_RECORDS)[0].action == "scale-in"
+    run = Run(RATE)
+    assert run.see(many, 26) == []  # 2 · (3 s + 100 · 0.1 s)
+    assert run.see(many, 1)[0].action == "scale-in"
+
+
+def test_a_scale_in_that_had_to_be_taken_back_makes_the_next_ones_dearer() -> None:
+    run = Run(RATE)
+    held = []
+
+    def out_and_in() -> float:
+        assert [each.action for each in run.see({"b": [600, 600]}, 8)] == ["scale-out"]
+        run.see({"a": [600], "b": [600]}, 12)
+        before = run.now
+        while not run.see({"a": [60], "b": [60]}):
+            assert run.now < before + 2 * PRICE_MAX_SECONDS
+        return run.now - before
+
+    for _ in range(9):
+        held.append(out_and_in())
+        run.see({"b": [60, 60]}, 4)
+    assert held[:4] == [8, 14, 26, 51]
+    assert held[-1] == PRICE_MAX_SECONDS + 1
+    assert run.memory.credit.doublings == 8
+    often = Credit(doublings=DOUBLINGS_MAX, spent_at=1.0, spent=PRICE_MAX_SECONDS)
+    assert often.taken_back(2.0).doublings == DOUBLINGS_MAX
+    run.see({"b": [60, 60]}, int(TAKEN_BACK * PRICE_MAX_SECONDS))
+    assert out_and_in() == EARNED_RECORDS  # the one before had lasted
 
 
 def test_forgotten_drain_is_finished() -> None:

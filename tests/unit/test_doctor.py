@@ -14,7 +14,6 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from roq.cli.address import DEFAULT_ADDRESS
 from roq.cli.doctor import check_local, check_machine
 from roq.cli.doctor_cluster import (
     CopiesOf,
@@ -31,6 +30,8 @@ from roq.cli.doctor_cluster import (
 )
 from roq.cli.finding import Finding, Severity
 from roq.cli.main import app
+from roq.cli.tape_copies import tape_shortages
+from roq.cli.which import DEFAULT_ADDRESS
 from roq.client import overview as overview_module
 from roq.client.cluster import Cluster
 from roq.client.overview import (
@@ -43,12 +44,13 @@ from roq.client.overview import (
     QueueRow,
     read_overview,
 )
+from roq.log.replicated.metadata import Fragment, LogMeta, SegmentMetadata, SegmentState
 from roq.runtime.installation import SOURCE, installed_version
 from roq.tools.local.leftovers import Origin
 from roq.tools.local.starter import FoundCluster
 from roq.wire import gcm, hcm, shuffle
 from roq.wire import master as wire
-from roq.wire.assignment import MonitorAddress, Overflow, QueueRecord, QueueSettings
+from roq.wire.assignment import MonitorAddress, Overflow, QueueRecord, QueueSettings, to_json
 from roq.wire.card import CardRole, new_card
 from roq.wire.monitor import QueueView
 from roq.wire.policy import Policy
@@ -236,7 +238,12 @@ SHORT = wire.Shortage("snapshot s", 2, 3, ("a",))
         (
             [CopiesOf("work queue q"), CopiesOf("shuffle s")],
             Severity.GOOD,
-            "2 work queues and shuffles have all of theirs: one disk may",
+            "2 queues and shuffles have all of theirs: one disk may be replaced now",
+        ),
+        (
+            [CopiesOf("work queue q"), CopiesOf("recorded queue r", by_hosts=True)],
+            Severity.GOOD,
+            "2 queues and shuffles have all of theirs: one disk may be replaced now, unless one was a short time ago",
         ),
         ([CopiesOf("work queue q", [SHORT])], Severity.WARNING, "snapshot s: 2 of 3 copies, missing on a"),
         ([CopiesOf("work queue q", [SHORT] * 7)], Severity.WARNING, "; and 2 more"),
@@ -250,6 +257,20 @@ def test_whether_a_disk_may_be_replaced(found: list[CopiesOf], verdict: Severity
     assert finding.verdict == verdict
     assert told in finding.found
     assert verdict == Severity.GOOD or "replace no" in finding.advice
+
+
+def test_the_copies_of_a_recorded_queue_are_those_of_hosts_that_are_there() -> None:
+    def segment(first: int, *hosts: str) -> SegmentMetadata:
+        return SegmentMetadata(f"s{first}", first, SegmentState.CLOSED, (Fragment(first, hosts),), first + 9)
+
+    meta = LogMeta(write_quorum=3, ack_quorum=2, segments=(segment(0, "a", "b", "c"), segment(10, "b", "c", "d")))
+    views = [gcm.TapeView("log", "exchange-7", True, to_json(meta))]
+    assert tape_shortages(views, {"a", "b", "c", "d"}) == []
+    (short,) = tape_shortages(views, {"b", "c", "d"})
+    assert (short.copies, short.wanted, short.hosts) == (2, 3, ("a",))
+    assert short.what.startswith("1 of 2 stretches of the tape of Exchange exchange")
+    (short,) = tape_shortages(views, {"d"})
+    assert (short.copies, short.hosts) == (0, ("a", "b", "c"))
 
 
 def test_nothing_is_said_of_copies_where_there_are_none() -> None:

@@ -40,12 +40,14 @@ from roq.errors import (
 )
 from roq.pubsub import durable
 from roq.pubsub.durable import DurableSubscriber, PositionKeeper
+from roq.pubsub.order import Deliver, FrameEvent
+from roq.pubsub.past import Past
 from roq.pubsub.subscriber import Subscriber
 from roq.pubsub.subscription import Batch
 from roq.wire import durables, gcm, rights
 from roq.wire.assignment import from_json, to_json
 from roq.wire.card import CardRole, Grant, Right, new_card
-from roq.wire.frame import VERSION, Header
+from roq.wire.frame import VERSION, FrameKind, Header, PathOpening
 from roq.wire.recording import Record, TapePosition
 
 BOUND_SECONDS = 10
@@ -270,7 +272,7 @@ async def test_closing_takes_no_longer_than_it_may_and_says_what_was_not_kept(ca
     async with asyncio.timeout(BOUND_SECONDS):
         with caplog.at_level("WARNING", durable.__name__):
             await reader.keeper.close(0)
-    assert "the last position was not kept: what was taken since comes again" in caplog.text
+    assert "last position not stored: messages taken since then are redelivered" in caplog.text
     unopened = Reader(leader)
     await unopened.keeper.close(1.0)
 
@@ -369,6 +371,31 @@ async def test_a_position_is_not_kept_before_the_application_took_what_is_report
     subscriber.reached("A", 2)
     assert subscriber._unfinished() == {"A"}
     await subscriber.close(0)
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_a_replay_of_what_the_life_before_had_is_not_reported(monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
+    """Its Exchange died after that life: its publisher sends on another one what it still holds. Who began with all tapes, and
+    went on to something newer without that, has lost it."""
+
+    async def found(subscriber: Subscriber, past: Past, timeout_seconds: float) -> None:
+        subscriber._tapes, subscriber._done = "tapes", {"A": 5}
+
+    monkeypatch.setattr(Subscriber, "_begin", found)
+    leader: Any = Leader()
+    for _ in range(1 + again):
+        subscriber = DurableSubscriber(
+            leader, "q", (), list[MessagesLost]().append, "earliest", follow="stored", where="", name="d"
+        )
+        assert subscriber._past is not None
+        await subscriber._begin(subscriber._past, 1.0)
+        await subscriber._keeper.close(1.0)
+    order, opening = subscriber._order, PathOpening("A", finished=False)
+    assert order.handle(FrameEvent(b"t", Header(VERSION, 0, 7, 2, 9, 8, 8, 1, 0)), 1.0)
+    assert order.handle(FrameEvent(b"", Header(VERSION, FrameKind.OPEN, 7, 3, 3, 0, 0, 0, 0), None, opening), 2.0) == []
+    replayed = order.handle(FrameEvent(b"t", Header(VERSION, 0, 7, 3, 4, 3, 3, 5, 0)), 2.0)
+    assert [(type(one), str(one)[:20]) for one in replayed] == ([] if again else [(MessagesLost, "lost 5 messages with")])
+    assert [type(one) for one in order.handle(FrameEvent(b"t", Header(VERSION, 0, 7, 3, 10, 9, 9, 1, 0)), 2.0)] == [Deliver]
 
 
 async def test_closing_leaves_the_queue_though_the_position_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:

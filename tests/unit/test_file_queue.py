@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roq.workqueue.contract import PRIORITIES
+from roq.wire.headers import PRIORITIES
 from roq.workqueue.file_queue import names
 from roq.workqueue.file_queue.candidates import first
 from roq.workqueue.file_queue.names import DATA, JSON, IdMaker, Name, Why

@@ -127,7 +127,7 @@ def test_only_of_a_queue_that_has_tapes(recorded: ClusterState) -> None:
         asked(recorded, GroupSource("r"), "r@billing")
     with pytest.raises(NotRecorded, match="'q' is not recorded and can't have groups: `roq queue record` switches that on"):
         asked(created(cluster_of("a")), source())
-    off = transactions.record_queue(recorded, RecordQueue("q", None, "r"))
+    off = transactions.record_queue(recorded, RecordQueue("q", None, "r"), 9.0)
     assert NAME in asked(off, source()).work_queues, "what was recorded is there until it expires"
     stopped = transactions.stop_queue(recorded, "q")
     assert NAME in asked(stopped, source()).work_queues
@@ -200,7 +200,7 @@ def test_what_was_made_before_there_were_groups_is_none(recorded: ClusterState) 
 def test_a_queue_has_so_many_groups_and_no_more(recorded: ClusterState) -> None:
     one = group(asked(recorded, source()))
     full = {f"q@{number}": msgspec.structs.replace(one, name=f"q@{number}") for number in range(work_queues.GROUPS_MAX)}
-    with pytest.raises(InvalidConfiguration, match="'q' has 100 groups, and there can't be more: remove one first"):
+    with pytest.raises(InvalidConfiguration, match="'q' has 1000 groups, and there can't be more: remove one first"):
         asked(replace(recorded, work_queues=full), source())
 
 
@@ -264,7 +264,7 @@ def test_a_group_that_was_made_in_the_same_write_goes_too(recorded: ClusterState
 
 def test_a_queue_that_is_stopped_or_not_recorded_any_more_keeps_its_groups(recorded: ClusterState) -> None:
     cluster = asked(recorded, source())
-    for later in (transactions.stop_queue(cluster, "q"), transactions.record_queue(cluster, RecordQueue("q", None, "r"))):
+    for later in (transactions.stop_queue(cluster, "q"), transactions.record_queue(cluster, RecordQueue("q", None, "r"), 9.0)):
         assert later.work_queues == cluster.work_queues
         assert masters(written(cluster, later, "q")) == {NAME}
 

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from roq.wire import master as wire
-from roq.wire.task import Settlement, TaskState
-from roq.workqueue.fold import Known, TasksChanged
+from roq.wire.task import Settlement, Status, TaskState
+from roq.workqueue.fold import Known, ManySettled, TasksChanged
 from roq.workqueue.master import intake
 from roq.workqueue.master.intake import GroupIntake
 from roq.workqueue.master.service import REPLY_BYTES
 from roq.workqueue.records import (
     Complete,
+    CompleteMany,
     DeadLetter,
     FeedMessage,
+    FeedMessages,
     FeedPosition,
     Purge,
     ReleaseAll,
@@ -26,8 +29,10 @@ from roq.workqueue.records import (
     Requeue,
     RequeueDead,
     Tick,
+    decode,
+    encode,
 )
-from roq.workqueue.state import GROUP_VERSION, VERSION, State
+from roq.workqueue.state import GROUP_VERSION, OUTBOX_VERSION, VERSION, State
 from tests.unit.test_master_service import Rig
 from tests.unit.test_workqueue_state import DONE, Log, W
 
@@ -122,6 +127,60 @@ def test_a_message_that_comes_again_changes_nothing_and_numbers_may_be_left_out(
     assert log.state.fold.status(0).inserted == 2
 
 
+def test_many_are_as_so_many_by_themselves() -> None:
+    one, many = GroupLog(), GroupLog()
+    for topic, ordered in (("a", True), ("b", False), ("a", True)):
+        for log in (one, many):
+            log.now += 10
+        numbers = [one.sequence + place for place in (1, 2, 3)]
+        one.feed(topic, topic, topic, ordered=ordered)
+        messages = tuple((number, f"{topic}{number}".encode()) for number in numbers)
+        assert many.apply(FeedMessages(many.now, P, topic, many.now, ordered, messages)) == []
+    assert many.state.dump() == one.state.dump(), "each has a place of its own"
+    again = ((9, b"a9"), (10, b"a10"))
+    assert many.apply(FeedMessages(many.now, P, "a", 0, True, again)) == [Known((P, 9))]
+    assert many.state.fold.status(0).inserted == 10
+    assert many.apply(FeedMessages(many.now, P, "a", 0, True, ())) == []
+    for log in (one, many):
+        assert len(log.pop(10, lease_ms=50)) == 4
+
+
+def test_many_with_a_priority_and_an_end() -> None:
+    log = GroupLog()
+    log.apply(FeedMessages(0, P, "a", 0, False, ((1, b"1"), (2, b"2"))))
+    log.apply(FeedMessages(0, P, "a", 0, False, ((3, b"3"), (4, b"4")), 5, 100))
+    assert log.payloads() == [b"3", b"4", b"1", b"2"]
+    log.apply(Tick(100))
+    assert (log.payloads(), log.state.fold.lapsed) == ([b"1", b"2"], 2)
+    log.apply(FeedMessages(100, P, "a", 0, False, ((5, b"5"),), 5, 100))
+    assert (log.payloads(), log.state.fold.lapsed) == ([b"1", b"2"], 3)
+
+
+def test_acks_of_runs_end_those_that_are_current_and_no_others() -> None:
+    log = GroupLog()
+    log.feed("a", "a", "b", "b", "c", "c", ordered=False)
+    first = log.pop(4)
+    second = log.pop(1)
+    third = log.pop(1, instance=W + 1)
+    log.apply(Complete(0, first[1].delivery, W))
+    log.apply(Requeue(0, first[2].delivery, W))
+    runs = ((first[0].delivery, 4), (second[0].delivery, 2), (third[0].delivery, 1), (first[0].delivery, 1))
+    (done,) = log.apply(CompleteMany(0, W, runs))
+    assert done == ManySettled((True, False, False, True, True, False, False, False))
+    status = log.state.fold.status(0)
+    assert (status.completed, status.ready, status.leased) == (4, 1, 1)
+    assert log.state.fold.fed_bytes == 4
+
+
+def test_acks_of_runs_let_the_next_of_each_topic_go() -> None:
+    log = GroupLog()
+    log.feed("a", "a", "b", "b")
+    (a, b) = log.pop(10)
+    assert b.delivery == a.delivery + 1
+    log.apply(CompleteMany(0, W, ((a.delivery, 2),)))
+    assert [one.task.payload for one in log.pop(10)] == [b"a2", b"b4"]
+
+
 def test_commands_of_people_on_a_group() -> None:
     log = GroupLog()
     log.feed("a", "a", "b", "b")
@@ -142,7 +201,35 @@ def test_a_group_has_snapshots_of_its_own_and_keeps_its_position() -> None:
     log.feed("a", "a")
     assert log.state.dump()[0] == GROUP_VERSION
     loaded = State.load(log.state.dump()).fold
-    assert (loaded.fed, loaded.behind, loaded.fed_bytes) == ({"e-1": 3, "e-2": 7}, 1, 4)
+    assert (loaded.fed, loaded.topics.behind, loaded.fed_bytes) == ({"e-1": 3, "e-2": 7}, 1, 4)
+
+
+def test_gaps_are_counted_and_kept() -> None:
+    log = GroupLog()
+    log.apply(FeedPosition(0, {"e": 7}), FeedPosition(0, {"e": 9}, 2), FeedPosition(0, {"e": 9}, 1))
+    assert log.state.fold.status(0).missed == 3
+    assert log.state.dump()[0] == OUTBOX_VERSION, "what came before knows no gaps"
+    assert State.load(log.state.dump()).fold.status(0).missed == 3
+
+
+def test_what_knows_no_gaps_is_read_and_reads_what_does() -> None:
+    def cut(data: bytes) -> bytes:
+        """As it was written without the field, which comes last."""
+        return msgspec.msgpack.encode(msgspec.msgpack.decode(data)[:-1])
+
+    log = GroupLog()
+    log.apply(FeedPosition(0, {"e": 7}, 2))
+    with_gaps = log.state.dump()
+    assert State.load(with_gaps[:1] + cut(with_gaps[1:])).fold.missed == 0
+    entry = encode([FeedPosition(5, {"e": 7})])
+    ((kind, *fields),) = msgspec.msgpack.decode(entry[1:])
+    assert decode(entry[:1] + msgspec.msgpack.encode([[kind, *fields[:-1]]])) == [FeedPosition(5, {"e": 7}, 0)]
+    told = Status(1, 2, 3, 4, 5, 6, missed=7)
+    assert msgspec.msgpack.decode(cut(msgspec.msgpack.encode(told)), type=Status) == msgspec.structs.replace(told, missed=0)
+    names = [name for name in Status.__struct_fields__ if name != "missed"]
+    older = msgspec.defstruct("Older", [(name, int) for name in names], array_like=True, tag=6)
+    read = msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=older)
+    assert [getattr(read, name) for name in names] == [getattr(told, name) for name in names]
 
 
 def test_the_age_of_the_oldest_is_that_of_the_message() -> None:
@@ -171,8 +258,8 @@ class Term:
         """See MasterTerm."""
 
 
-def message(number: int, size: int = 1, topic: str = "a", ordered: bool = False) -> FeedMessage:
-    return FeedMessage(0, P, number, bytes(size), topic, 0, ordered)
+def message(number: int, size: int = 1, topic: str = "a", ordered: bool = False) -> FeedMessages:
+    return FeedMessages(0, P, topic, 0, ordered, ((number, bytes(size)),))
 
 
 def tokens(rig: Rig, asked: int) -> list[str]:
@@ -201,6 +288,35 @@ async def test_a_full_group_takes_more_when_there_is_room(monkeypatch: pytest.Mo
     await waiting
     status = rig.service.fold.status(0)
     assert (status.ready, status.completed) == (7, 2)
+
+
+def test_a_gap_counts_once_with_the_position_behind_it() -> None:
+    rig = Rig()
+    room = GroupIntake(rig.service, Term(rig), lambda: rig.now)  # type: ignore[arg-type]
+    room.reached({"e-1": 4})
+    room.missed()
+    room.missed()
+    assert rig.service.fold.status(0).missed == 0, "whoever reads from here is told again"
+    room.reached({"e-1": 9})
+    room.reached({"e-1": 9})
+    assert rig.service.fold.status(0).missed == 2
+
+
+async def test_a_full_group_whose_messages_are_all_over_takes_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself: nobody asks for any."""
+    monkeypatch.setattr(intake, "MESSAGES_MAX", 8)
+    rig = Rig()
+    room = GroupIntake(rig.service, Term(rig), lambda: rig.now)  # type: ignore[arg-type]
+    ends = rig.now + 500
+    await room.take([msgspec.structs.replace(message(n), expires=ends) for n in range(1, 9)])
+    waiting = asyncio.create_task(room.take([message(9)]))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    rig.now = ends
+    rig.service.tick(rig.now)
+    async with asyncio.timeout(5):
+        await waiting
+    assert rig.service.fold.status(0).ready == 1
 
 
 async def test_a_group_of_dead_letters_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,6 +360,33 @@ def test_nor_one_that_waited_for_the_next_ones() -> None:
     assert len(tokens(rig, waits)) == 10
 
 
+def test_acks_of_a_group_are_one_record_and_are_answered_again_as_they_were() -> None:
+    rig = Rig()
+    rig.service.feed_position({"e-1": 1}, rig.now)
+    rig.service.feed([FeedMessages(0, P, "a", 0, False, tuple((n, b"x") for n in range(1, 9)))], rig.now)
+    leased = tokens(rig, rig.ask(wire.Lease(W, 1, 0, 60_000, 5, 0, [])))
+    more = tokens(rig, rig.ask(wire.Lease(W, 2, 0, 60_000, 2, 0, [])))
+    entries = len(rig.entries)
+    settle = [Settlement.ack(token) for token in (*leased, more[1], more[0], "1.0.0000000000000007")]
+    asked = rig.ask(wire.SettleAll(W, 0, settle))
+    assert rig.commit()[asked] == wire.Leases(["", "", "", "", "", "", "", None], [])
+    assert {type(record) for record in decode(rig.entries[entries])} == {Complete}, "of another instance: each by itself"
+    assert rig.service.fold.completed == 7
+    third = tokens(rig, rig.ask(wire.Lease(W, 3, 0, 60_000, 5, 0, [])))
+    rig.service.feed([FeedMessages(0, P, "a", 0, False, tuple((n, b"x") for n in range(9, 12)))], rig.now)
+    third += tokens(rig, rig.ask(wire.Lease(W, 4, 0, 60_000, 5, 0, [])))
+    settle = [Settlement.ack(token) for token in third]
+    rig.ask(wire.SettleAll(W, 0, settle))
+    rig.commit()
+    assert [type(record) for record in decode(rig.entries[-1])] == [CompleteMany]
+    again = rig.ask(wire.SettleAll(W, 1, [*settle, Settlement.ack(f"{1 << 40}.0.{W:016x}")]))
+    assert rig.commit()[again] == wire.Leases(["", "", "", "", None], [])
+    fresh = rig.ask(wire.SettleAll(W, 0, settle))
+    assert rig.commit()[fresh] == wire.Leases([None] * 4, [])
+    mixed = rig.ask(wire.SettleAll(W, 1, [*settle, Settlement.release(third[0])]))
+    assert rig.commit()[mixed] == wire.Leases(["", "", "", "", ""], [])
+
+
 async def test_a_group_that_is_behind_says_by_how_much() -> None:
     rig = Rig()
     room = GroupIntake(rig.service, Term(rig), lambda: rig.now)  # type: ignore[arg-type]
@@ -257,6 +400,10 @@ async def test_a_group_that_is_behind_says_by_how_much() -> None:
     assert behind() == 5.0
     room.waiting_since = 0
     assert behind() == 0.0
+    for known, told in ((-1, -1), (30, 30)):
+        room.lag = known
+        asked = rig.ask(wire.GetStatus())
+        assert rig.commit()[asked].lag == told  # type: ignore[union-attr]
 
 
 def test_who_waits_gets_the_next_of_a_topic_when_the_one_before_is_done_by_another() -> None:

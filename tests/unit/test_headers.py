@@ -26,7 +26,16 @@ from roq.wire.frame import (
     parse,
     payloads,
 )
-from roq.wire.headers import HEADERS_BYTES_MAX, MARK, check_headers, split_headers, with_headers
+from roq.wire.headers import (
+    HEADERS_BYTES_MAX,
+    MARK,
+    check_headers,
+    check_message_headers,
+    priority_of,
+    split_headers,
+    ttl_ms,
+    with_headers,
+)
 from tests.unit.small_queue import USE, P, Queue, S, notices
 
 names = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20).filter(lambda one: one[:4] != "roq-")
@@ -74,6 +83,48 @@ def test_these_are_taken(headers: dict[str, str | bytes]) -> None:
 def test_these_are_refused(headers: Any, told: str) -> None:
     with pytest.raises(InvalidHeaders, match=told):
         check_headers(headers)
+
+
+@pytest.mark.parametrize(
+    ("headers", "found"),
+    [
+        ({}, (0, 0)),
+        ({"roq-priority": "9"}, (9, 0)),
+        ({"roq-priority": "-128", "roq-ttl": "30"}, (-128, 30_000)),
+        ({"roq-ttl": "0.5"}, (0, 500)),
+        ({"roq-ttl": "0.0004"}, (0, 1)),
+        ({"roq-ttl": "316224000"}, (0, 316_224_000_000)),
+    ],
+)
+def test_what_a_message_may_ask_of_groups(headers: dict[str, str | bytes], found: tuple[int, int]) -> None:
+    assert check_message_headers({**headers, "n": "1"})[0] == {**headers, "n": "1"}
+    assert (priority_of(headers), ttl_ms(headers)) == found
+
+
+@pytest.mark.parametrize(
+    ("headers", "told"),
+    [
+        ({"roq-priority": "128"}, "-128 to 127"),
+        ({"roq-priority": "1.5"}, "a whole number as text"),
+        ({"roq-priority": b"1"}, "got b'1'"),
+        ({"roq-priority": "٣"}, "a whole number"),
+        ({"roq-ttl": "0"}, "more than 0"),
+        ({"roq-ttl": "-1"}, "more than 0"),
+        ({"roq-ttl": "1e3"}, "as '30' or '0.5'"),
+        ({"roq-ttl": ""}, "seconds as text"),
+        ({"roq-ttl": "316224001"}, "at most 316224000"),
+        ({"roq-other": "1"}, "a message may have roq-priority and roq-ttl of them"),
+    ],
+)
+def test_what_groups_would_not_understand_is_refused_when_it_is_published(headers: Any, told: str) -> None:
+    with pytest.raises(InvalidHeaders, match=told):
+        check_message_headers(headers)
+
+
+@pytest.mark.parametrize("name", ["roq-priority", "roq-ttl"])
+def test_a_task_has_no_such_headers(name: str) -> None:
+    with pytest.raises(InvalidHeaders, match="RoQ's own"):
+        with_headers(b"", {name: "1"})
 
 
 @given(st.lists(items, max_size=5))

@@ -111,6 +111,23 @@ def test_on_the_way_to_cards_both_are_said(tmp_path: Path, programs: Path) -> No
     assert 'its security differs, card = "/etc/roq/hcm.card" was asked for' in " ".join(again.stderr.split())
 
 
+def test_metrics_are_served_where_that_is_asked_for(tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "etc/roq/hcm.toml"
+    assert install("--gcm", "--prefix", str(tmp_path)).exit_code == 0
+    assert load(HcmConfig, config, {}, {}).metrics is None
+    kept = install("--prefix", str(tmp_path), "--metrics", ":9464")
+    assert 'its metrics differ, metrics = ":9464" was asked for' in " ".join(kept.stderr.split())
+    assert install("--gcm", "--prefix", str(tmp_path), "--metrics", ":9464", "--force").exit_code == 0
+    assert load(HcmConfig, config, {}, {}).metrics == ":9464"
+    load(GcmConfig, tmp_path / "etc/roq/gcm.toml", {}, {})
+    wrong = install("--prefix", str(tmp_path), "--metrics", "9464")
+    assert (wrong.exit_code, "--metrics is [HOST]:PORT, got '9464'" in wrong.stderr) == (1, True)
+    monkeypatch.setattr(host_commands, "missing", lambda extra: ["prometheus_client"])
+    refused = install("--metrics", ":9464")
+    assert refused.exit_code == 1
+    assert 'nothing was written: pip install "roq-messaging[metrics]"' in " ".join(refused.stderr.split())
+
+
 def test_nothing_is_started_without_a_card(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     result = install("--enable", "--host", "h7")

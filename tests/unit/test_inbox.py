@@ -6,11 +6,12 @@ Not covered: what a condition says (test_where.py), how the inbox is filled (tes
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from roq.errors import MessagesLost
-from roq.pubsub.inbox import BATCHES_WITHOUT_BREATH, EXPIRED, Inbox
+from roq.pubsub.inbox import BATCHES_WITHOUT_BREATH, EXPIRED, LATENCIES_KEPT, LATENCIES_SECONDS, Inbox
 from roq.pubsub.subscription import Batch, Message
 from roq.wire.frame import VERSION, Header
 from roq.wire.where import Where
@@ -128,6 +129,20 @@ async def test_without_a_condition_and_with_one_that_all_meet(where: str) -> Non
     ]
     assert inbox.messages + inbox.unselected == 3
     assert inbox.unselected == (1 if where else 0)
+
+
+async def test_percentiles_are_of_the_last_seconds_and_no_more_than_so_many_batches() -> None:
+    inbox, now = Filled(""), time.time_ns()
+    for late_ms in (5000, *[1] * 20):
+        header = Header(VERSION, 0, 7, 1, 100, 0, 0, 1, now - late_ms * 1_000_000)
+        inbox._buffer.append(Batch(b"t", header, [b"1"], 10))
+    assert len([one async for one in inbox]) == 21
+    latencies = inbox._latencies
+    assert latencies.all(time.time_ns())[2] >= 5
+    slow = latencies.kept[0][0]
+    assert latencies.all(slow + int(LATENCIES_SECONDS * 1e9) + 1)[2] < 5, "that one is too long ago, few as came since"
+    assert latencies.all(time.time_ns() + int(LATENCIES_SECONDS * 1e9) + 1)[1:] == (0.0, 0.0)
+    assert latencies.kept.maxlen == LATENCIES_KEPT
 
 
 # --- what a position counts -------------------------------------------------------------------------------------------

@@ -174,6 +174,35 @@ def test_closing_tells_what_is_still_held(script: Script) -> None:
         keeper.hold(tasks)
 
 
+def test_what_is_kept_besides_is_renewed_in_time_and_no_loops_afterwards(script: Script) -> None:
+    keeper = LeaseKeeper(script)
+    loops, own, late = held("loops"), held("own"), held("late", 3.0)
+    late._until -= 2.5
+    keeper.hold([loops])
+    keeper.let_go(loops)
+    for task in (loops, own, late):
+        keeper.keep(task)
+    script.wait(1)
+    assert [one.token for one in script.calls[0]] == ["late"], "it is over soon"
+    until(lambda: loops.token != "loops" and own.token != "own")
+    time.sleep(SECONDS)
+    assert not any(task.lost for task in (loops, own, late))
+    for task in (loops, own):
+        keeper.let_go(task)
+    assert keeper.close() == [loops], "what `lease` gave stays leased"
+    with pytest.raises(Closed):
+        keeper.keep(own)
+
+
+def test_a_failed_ack_does_not_hasten_renewal(script: Script, keeper: LeaseKeeper) -> None:
+    task = held()
+    keeper.hold([task])
+    keeper.abandon([(task, DONE)])
+    time.sleep(SECONDS / 6)
+    assert not script.calls
+    script.wait(2)
+
+
 def test_a_lease_nobody_renews_is_lost_with_its_time() -> None:
     task = held(seconds=0.05)
     assert not task.lost

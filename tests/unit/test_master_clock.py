@@ -9,7 +9,8 @@ import pytest
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.fold import Fold
 from roq.workqueue.master.process import GRACE_MS
-from roq.workqueue.master.service import MasterService, Recent
+from roq.workqueue.master.recent import Recent
+from roq.workqueue.master.service import MasterService
 from roq.workqueue.master.term import SteadyClock
 from roq.workqueue.records import Configure, Pop, Push
 

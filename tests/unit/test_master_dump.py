@@ -14,7 +14,7 @@ from roq.errors import StorageFailed
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.fold import Fold
 from roq.workqueue.master.dump import Dump
-from roq.workqueue.records import Complete, Configure, Pop, Push
+from roq.workqueue.records import CommitTransaction, Complete, Configure, FeedMessages, Outgoing, Pop, Push
 from roq.workqueue.state import State
 
 
@@ -61,6 +61,18 @@ async def test_a_small_state_is_dumped_at_once() -> None:
     dump = Dump(fold)
     assert children() == before
     assert await dump.data() == State(fold).dump()
+
+
+async def test_messages_of_transactions_count_and_what_is_over_does_not() -> None:
+    fold, before = fold_of(0), children()
+    fold.apply(FeedMessages(1, 7, "t", 1, False, tuple((number, b"") for number in range(1, 1000)), 0, 1))
+    assert fold.lapsed == 999
+    Dump(fold)
+    assert children() == before
+    fold.apply(CommitTransaction(1, 7, 1, (), (Outgoing("q", (("t", b""),) * 1000),)))
+    dump = Dump(fold)
+    assert children() != before
+    assert bytes(await dump.data()) == State(fold).dump()
 
 
 async def test_a_discarded_dump_leaves_no_process_and_no_file() -> None:

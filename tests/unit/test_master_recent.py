@@ -6,7 +6,7 @@ import random
 import tracemalloc
 
 from roq.workqueue.fold import APPLIED, Settled
-from roq.workqueue.master.service import KEPT, KEPT_BYTES, RUN, Recent
+from roq.workqueue.master.recent import KEPT, KEPT_BYTES, RUN, Recent
 from roq.workqueue.records import POP_SHIFT, Complete, Requeue
 
 SLACK_BYTES = 1024 * 1024  # the newest ones are in a set

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from roq.errors import LogUnavailable, RoqError, TemporaryError
+from roq.errors import LogUnavailable, RoqError, ShardClosed, TemporaryError
 from roq.log.replicated.stores import StaticDirectory
 from roq.runtime.observe import Counters
 from roq.wire import master as wire
@@ -15,6 +15,8 @@ from roq.wire.store import BlobView
 from roq.wire.task import TaskToPut
 from roq.wire.work_queue import WorkQueueSpec
 from roq.workqueue.fold import Fold
+from roq.workqueue.master import closed
+from roq.workqueue.master.recent import Recent
 from roq.workqueue.master.registry import (
     PENDING_MAX,
     Asked,
@@ -32,7 +34,7 @@ from roq.workqueue.master.registry import (
     Warn,
     WatchDue,
 )
-from roq.workqueue.master.service import MasterService, Recent
+from roq.workqueue.master.service import MasterService
 from roq.workqueue.records import BlobRef, Purge
 
 SIZE, CRC = 100_000, 7
@@ -306,3 +308,26 @@ def test_a_store_that_begins_another_life_while_it_is_listed_is_listed_once_more
     rig.due.remove(ask)
     rig.happens(Performed(ask, dict.fromkeys(ask.hosts, ("another disk", "life"))))
     assert ListHeld(listing.host) in rig.do(listing)
+
+
+def test_a_payload_that_comes_when_its_shard_has_closed_is_no_second_task_of_its_key(rig: Rig) -> None:
+    """Whoever puts the same key elsewhere has asked this shard, and was told that the key stands for nothing."""
+
+    def stored(sequence: int, key: str) -> wire.PayloadStored:
+        return wire.PayloadStored(7, sequence, rig.reserve(sequence), TaskToPut(b"", dedup_key=key))
+
+    def refusal(request: wire.Reserve | wire.PayloadStored) -> RoqError | None:
+        return closed.refusal(rig.service.fold, request, rig.registry.stores(request.producer, request.sequence))
+
+    late, keyless, early = stored(1, "late"), stored(2, ""), stored(3, "early")
+    rig.ask(early)
+    rig.service.closed = True
+    assert isinstance(refusal(late), ShardClosed)
+    assert not rig.registry.stores_keys(["late", "", "other"])
+    assert refusal(keyless) is refusal(early) is None
+    assert rig.registry.stores_keys(["late", "early"]), "asked for the key, it has no answer yet"
+    rig.settle()
+    assert rig.ref(3).blob == early.blob
+    assert not rig.registry.stores_keys(["early"]), "it is in the fold, which says so"
+    assert refusal(early) is None, "a repeat is answered as the first one was"
+    assert isinstance(refusal(wire.Reserve(7, 4, SIZE, CRC, [])), ShardClosed)

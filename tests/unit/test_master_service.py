@@ -13,6 +13,7 @@ from roq.wire.task import ACK, EXTEND, REJECT, RELEASE, PayloadReference, Settle
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue import codec
 from roq.workqueue.fold import Fold
+from roq.workqueue.master.recent import Recent
 from roq.workqueue.master.service import (
     ENTRY_BYTES,
     PROOF_MS,
@@ -20,7 +21,6 @@ from roq.workqueue.master.service import (
     WAITING_BYTES_MAX,
     EntryBatch,
     MasterService,
-    Recent,
 )
 from roq.workqueue.records import BlobRef, Configure, Push, decode, encode
 from roq.workqueue.state import State

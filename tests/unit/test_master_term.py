@@ -14,7 +14,8 @@ from roq.wire.envelope import EnvelopeKind, error_of, open_envelope
 from roq.wire.task import ACK, Settlement, TaskToPut
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.fold import Fold
-from roq.workqueue.master.service import WAITING_BYTES_MAX, MasterService, Recent
+from roq.workqueue.master.recent import Recent
+from roq.workqueue.master.service import WAITING_BYTES_MAX, MasterService
 from roq.workqueue.master.term import APPENDS_AT_ONCE, MasterTerm, SteadyClock
 from roq.workqueue.records import Configure
 

@@ -15,15 +15,18 @@ from urllib.parse import quote
 import msgspec
 import pytest
 from prometheus_client.core import Metric
+from typer.testing import CliRunner
 
 from hcm.machine import ProcessUsage
 from hcm.metrics import HostLook, HostMetrics, ProcessAnswer
-from roq.cli import metrics
-from roq.cli.metrics import LISTEN, Sources, answer
+from roq.cli import metrics_server as metrics
+from roq.cli.main import app
+from roq.cli.metrics import LISTEN, sources
+from roq.cli.metrics_server import Sources, answer
 from roq.client.metrics import ScrapedSources, families
 from roq.client.overview import ExchangeRow, HostRow, Overview, QueueRow
 from roq.config import listen_place
-from roq.errors import InvalidConfiguration
+from roq.errors import InvalidAddress, InvalidConfiguration
 from roq.runtime.scraping import metrics_answer
 from roq.wire.assignment import ProcessKind, ProcessState, RunningProcess
 from roq.wire.process import Pong
@@ -43,7 +46,7 @@ FOUND = ScrapedSources(
     {
         "file:///data/tasks": Status(3, 2, 1, 4, 100, 110, 5500),
         "jobs": Status(0, 0, 0, 0, 0, 0),
-        "orders@billing": Status(5, 0, 1, 0, 7, 13, 100, 2500),
+        "orders@billing": Status(5, 0, 1, 0, 7, 17, 100, 2500, expired=4, lag=30),
     },
 )
 
@@ -98,6 +101,10 @@ def test_what_is_found_is_what_is_served() -> None:
         ("roq_oldest_ready_seconds", "queue=jobs"): 0,
         ("roq_tasks", "queue=orders@billing", "state=ready"): 5,
         ("roq_group_behind_seconds", "queue=orders@billing"): 2.5,
+        ("roq_group_lag_messages", "queue=orders@billing"): 30,
+        ("roq_tasks_expired_total", "queue=orders@billing"): 4,
+        ("roq_tasks_expired_total", "queue=jobs"): 0,
+        ("roq_group_missed_total", "queue=orders@billing"): 0,
         ("roq_tasks_completed_total", "queue=file:///data/tasks"): 100,
         ("roq_tasks_inserted_total", "queue=file:///data/tasks"): 110,
     }.items():
@@ -121,7 +128,8 @@ def test_their_number_does_not_depend_on_publishers_subscribers_or_tasks() -> No
 
 def test_without_a_cluster_there_is_nothing_of_one() -> None:
     names = {name for name, *_ in samples(ScrapedSources({"jobs": True}, None, {"jobs": Status(1, 0, 0, 0, 0, 1)}))}
-    assert names == {"roq_up", "roq_tasks", "roq_oldest_ready_seconds", "roq_tasks_completed_total", "roq_tasks_inserted_total"}
+    totals = {f"roq_tasks_{what}_total" for what in ("completed", "inserted", "expired")}
+    assert names == {"roq_up", "roq_tasks", "roq_oldest_ready_seconds", *totals}
 
 
 @pytest.mark.parametrize("file", ["alerts.yml", "grafana.json"])
@@ -145,7 +153,8 @@ def test_the_page_tells_what_there_is_and_nothing_else() -> None:
 
 
 def test_of_a_work_queue_that_is_no_group_it_is_not_told_how_far_it_is_behind() -> None:
-    assert [labels for name, *labels in samples(FOUND) if name == "roq_group_behind_seconds"] == [["queue=orders@billing"]]
+    for metric in ("roq_group_behind_seconds", "roq_group_lag_messages"):
+        assert [labels for name, *labels in samples(FOUND) if name == metric] == [["queue=orders@billing"]]
 
 
 def test_the_dashboard_is_one() -> None:
@@ -247,7 +256,9 @@ def test_prometheus_gets_openmetrics_if_it_asks_for_it() -> None:
 def test_autoscalers_get_numbers_alone() -> None:
     got = metrics.numbers(Status(0, 0, 0, 0, 0, 0))
     assert set(got) == {"ready", "delayed", "leased", "dead", "completed", "inserted", "oldest_seconds"}
-    assert metrics.numbers(FOUND.tasks["orders@billing"])["behind_seconds"] == 2.5
+    group = metrics.numbers(FOUND.tasks["orders@billing"])
+    assert (group["behind_seconds"], group["lag"], group["expired"]) == (2.5, 30, 4)
+    assert "lag" not in metrics.numbers(Status(0, 0, 0, 0, 0, 0, behind_ms=0)), "it is not known"
 
 
 def test_where_to_listen() -> None:
@@ -257,3 +268,36 @@ def test_where_to_listen() -> None:
     for wrong in ("9464", "host", "host:", "host:x", "host:70000", "host:²", ""):
         with pytest.raises(InvalidConfiguration, match=re.escape(f"--listen is [HOST]:PORT, got {wrong!r}")):
             listen_place(wrong, "--listen")
+
+
+@pytest.mark.parametrize(
+    ("given", "clusters", "queues"),
+    [
+        ("zk1:2181", ["zk1:2181"], []),
+        ("zk1:2181,zk2:2181/RoQ", ["zk1:2181,zk2:2181/RoQ"], []),
+        ("[::1]:2181", ["[::1]:2181"], []),
+        ("roq://zk1:2181,zk2", ["zk1:2181,zk2:2181/RoQ"], []),
+        ("/data/tasks", [], ["file:///data/tasks"]),
+        ("./so:1", [], [f"file://{os.getcwd()}/so%3A1"]),
+        ("log:///data/fast", [], ["log:///data/fast"]),
+    ],
+)
+def test_what_an_address_of_the_command_is(given: str, clusters: list[str], queues: list[str]) -> None:
+    assert sources([given]) == (clusters, queues)
+
+
+def test_a_work_queue_of_a_cluster_is_served_with_it() -> None:
+    with pytest.raises(InvalidAddress, match="'orders' is served with its cluster, all of it: `roq metrics zk1:2181`"):
+        sources(["roq://zk1:2181/orders"])
+
+
+def test_what_another_program_can_not_see_is_no_cluster() -> None:
+    with pytest.raises(InvalidAddress, match="memory: is a queue within one program"):
+        sources(["memory:7"])
+
+
+def test_two_clusters_take_two_commands() -> None:
+    for words in (["zk1:2181", "zk2:2181"], ["zk1:2181", "-c", "zk2:2181"]):
+        done = CliRunner().invoke(app, ["metrics", *words])
+        assert done.exit_code == 1
+        assert "one cluster for each" in done.output

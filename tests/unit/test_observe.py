@@ -16,7 +16,8 @@ import hcm
 import roq
 from roq.errors import MessagesLost
 from roq.pubsub.subscription import log_lost
-from roq.runtime.observe import Counters, JsonFormatter, Refusals, logger
+from roq.runtime.log_output import JsonLines
+from roq.runtime.observe import Counters, Refusals, logger
 
 FOLDERS = [Path(package.__file__ or "").parent for package in (roq, gcm, hcm)]
 LOST = MessagesLost(0xAB, "eu.paris", 7, 12, 3)
@@ -52,7 +53,7 @@ def test_a_refusal_says_why_in_its_text(written: io.StringIO) -> None:
 
 def test_in_json_the_words_stay_and_the_facts_are_fields(caplog: pytest.LogCaptureFixture) -> None:
     log_lost(LOST)
-    line = json.loads(JsonFormatter("gcm").format(caplog.records[-1]))
+    line = json.loads(JsonLines({"process": "gcm"}).format(caplog.records[-1]))
     assert (line["message"], line["topic"], line["count"]) == ("messages lost", "eu.paris", 3)
 
 

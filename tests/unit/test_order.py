@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from roq.errors import MessagesLost
 from roq.pubsub.order import HELD_FRAME_BYTES, Deliver, FrameEvent, OrderMachine, Output
+from roq.pubsub.tape import has_older
 from roq.wire.frame import FrameKind, Header, PathOpening
 
 PUBLISHER = 7
@@ -119,6 +121,54 @@ def test_an_old_watermark_says_nothing_of_where_to_begin() -> None:
     assert one.watermark(1, 5, a=(5, 5)) == []
     assert one.data(3, "a", 9, previous=8, index=8) == ["a9"]
     assert one.machine.held_frames() == 0
+
+
+def dropped(one: Subscriber, path: int, first: int, last: int, **topics: tuple[int, int]) -> list[str]:
+    """What an Exchange says that it has dropped."""
+    header = Header(1, FrameKind.WATERMARK, PUBLISHER, path, last, first, 0, 0, 0)
+    return one.take(one.machine.handle(FrameEvent(b"", header, None, topics, origin=("A", 0)), one.now))
+
+
+def test_what_an_exchange_has_dropped_of_one_that_was_not_met_is_reported() -> None:
+    one = Subscriber("A", wants="a")
+    assert dropped(one, 1, 5, 7, a=(6, 3), b=(7, 4)) == ["lost any of a5..6"]
+    assert one.data(1, "a", 8, previous=6, index=3) == ["a8"]
+    assert dropped(one, 1, 9, 9, a=(9, 5)) == ["lost 1 of a9..9"]
+    assert dropped(one, 1, 9, 9, a=(9, 5)) == []
+
+
+def test_also_behind_the_end_of_its_path() -> None:
+    """A control frame: it passes what was dropped."""
+    one = Subscriber("A")
+    assert one.fin(1, 5) == []
+    assert dropped(one, 1, 4, 5, a=(5, 3)) == ["lost any of a4..5"]
+
+
+def test_also_where_it_waits_for_the_end_of_the_path_before() -> None:
+    one = Subscriber("A", "B")
+    assert one.opens(2, 3, "A") == []
+    assert dropped(one, 1, 2, 3, a=(3, 3)) == ["lost any of a2..3"]
+    assert one.fin(1, 3) == []
+    assert one.data(2, "a", 4, previous=3, index=3) == ["a4"]
+
+
+def test_what_was_dropped_may_be_missing_from_a_replay() -> None:
+    """It begins behind what was confirmed, and that is what an Exchange had taken."""
+    one = Subscriber("A", "B")
+    one.opens(1, 0)
+    one.data(1, "a", 1)
+    one.opens(2, 2, "A", finished=False)
+    assert dropped(one, 1, 2, 3, a=(2, 2), b=(3, 1)) == ["lost any of a2..2", "lost any of b2..3"]
+    assert one.data(2, "b", 3, previous=0, index=0) == ["b3"], "not lost after all"
+    assert dropped(one, 1, 2, 3, b=(3, 1)) == []
+    assert one.watermark(2, 3, a=(2, 2)) == ["lost 1 of a2..2"]
+
+
+def test_what_was_dropped_does_not_wait_for_tapes() -> None:
+    one = Subscriber("A")
+    one.machine.read_tapes(lambda exchange, origin: True, lambda: 0, entire=True)
+    assert dropped(one, 1, 5, 5, a=(5, 5)) == ["lost any of a5..5"]
+    assert one.machine.publishers == {}
 
 
 def test_repeats_are_dropped_even_in_part() -> None:
@@ -346,6 +396,50 @@ def test_held_frames_that_a_replay_does_not_repeat_are_delivered_before_it() -> 
     assert one.opens(3, 4, "B", finished=False) == ["lost 1 of a2..2", "a3", "b4"]
     assert one.data(3, "a", 5, previous=3, index=3) == ["a5"]
     assert one.machine.held_frames() == 0
+
+
+@pytest.mark.parametrize(
+    ("since", "written", "waits"), [(0, 5, False), (5_000, 5_100, True), (900, 20_000, False), (90_000, 20_000, True)]
+)
+def test_one_that_begins_in_the_middle_waits_for_what_was_sent_before_recording_was_switched_on(
+    since: int, written: int, waits: bool
+) -> None:
+    """Another tape was read up to a second after that: what was written before it may follow, by another clock."""
+    tape = Mock(written=6_000, seen=0, ended=False)
+    machine = OrderMachine(
+        {"B"}.__contains__,
+        lambda topic: True,
+        unread=lambda exchange, origin: has_older({"A": tape}, exchange, origin),
+        since=lambda: since,
+    )
+    machine.amid = True
+    event = FrameEvent(b"a", Header(1, 0, PUBLISHER, 4, 7, 6, 6, 1, 0), origin=("B", written))
+    assert bool(machine.handle(event, 0.0)) is not waits
+    tape.ended = True
+    assert bool(machine.detached(0.0)) is waits
+
+
+@pytest.mark.parametrize("entire", [True, False])
+def test_a_replay_of_what_came_before_the_first_path_met_is_new_to_a_reader_of_all_tapes(entire: bool) -> None:
+    """To one that came later it is not: that was before its time."""
+    subscriber = Subscriber()
+    subscriber.machine.entire = entire
+    subscriber.opens(path=2, sequence=60, left="gone")
+    subscriber.opens(path=3, sequence=0, left="here", finished=False)
+    assert subscriber.data(path=3, topic="a", sequence=1, count=60) == (["a1..60"] if entire else [])
+    assert subscriber.data(path=3, topic="a", sequence=61, previous=60, index=60) == ["a61"]
+
+
+@pytest.mark.parametrize("entire", [True, False])
+def test_what_such_a_replay_brings_too_late_is_reported(entire: bool) -> None:
+    subscriber = Subscriber()
+    subscriber.machine.entire = entire
+    subscriber.opens(path=2, sequence=60, left="gone")
+    assert subscriber.data(path=2, topic="b", sequence=61) == ["b61"]
+    subscriber.opens(path=3, sequence=0, left="here", finished=False)
+    assert subscriber.data(path=3, topic="a", sequence=1, count=60) == (["lost 60 of a1..60"] if entire else [])
+    assert subscriber.data(path=3, topic="b", sequence=61) == []
+    assert subscriber.data(path=3, topic="a", sequence=62, previous=60, index=60) == ["a62"]
 
 
 def test_publishers_do_not_wait_for_each_other() -> None:

@@ -21,7 +21,8 @@ from roq.pubsub.order_limits import HOLD_SECONDS
 from roq.pubsub.subscriber import Subscriber
 from roq.pubsub.subscription import Batch
 from roq.pubsub.tape import SKEW_MS, UNCONFIRMED_MS, has_older
-from roq.pubsub.tape_list import FoundTapes
+from roq.pubsub.tape_looks import FoundTapes
+from roq.wire import zmtp
 from roq.wire.frame import FrameKind, encode_control, encode_data
 from roq.wire.limits import SUBSCRIBER_BYTES_QUEUED
 from roq.wire.recording import encode_entry
@@ -164,6 +165,31 @@ async def test_of_a_path_whose_beginning_lies_before_a_position_nothing_is_missi
     assert await scene.read("A", 2, data(P, 6, 8), data(P, 6, 9)) == [*lost, 8, 9]
 
 
+async def test_nobody_knows_whether_what_was_on_paths_is_missing_that_lie_before_a_position(scene: Scene) -> None:
+    """2 comes again, from an Exchange that was cut off; what was sent on path 2 was taken before. Paths that were seen leave no
+    doubt."""
+    scene.subscriber._order.amid = True
+    for name in "ABC":
+        scene.tape(name)
+    assert await scene.read("B", 0, opens(P, 3, 5, "B", finished=False), data(P, 3, 6)) == []
+    assert await scene.read("A", 1, data(P, 1, 2)) == []
+    scene.tape("C").seen = scene.tape("B").seen = NOW + 2 * SKEW_MS
+    assert await scene.read("A", 2 * SKEW_MS, data(Q, 1, 1)) == [1, 2, "perhaps lost 3..5", 6]
+    assert await scene.read("B", 1, opens(P, 4, 7, "B", finished=False), data(P, 4, 8)) == ["lost 7..7", 8]
+
+
+async def test_nor_whether_the_beginning_of_such_a_path_is(scene: Scene) -> None:
+    """Of path 2 only the end is behind the position."""
+    scene.subscriber._order.amid = True
+    for name in "ABC":
+        scene.tape(name)
+    assert await scene.read("C", 0, opens(P, 3, 7, "B", finished=False), data(P, 3, 8)) == []
+    assert await scene.read("A", 1, opens(P, 1, 1, "A", finished=False), data(P, 1, 2)) == []
+    assert await scene.read("B", 2, data(P, 2, 6), data(P, 2, 7)) == []
+    scene.tape("C").seen = NOW + 2 * SKEW_MS
+    assert await scene.read("B", 2 * SKEW_MS, data(Q, 1, 1)) == [1, 2, "perhaps lost 3..5", 6, 7, 8]
+
+
 async def test_what_waited_for_its_tape_counts_as_unread_until_then(scene: Scene) -> None:
     """The FIN of a path that another one's tape follows may be on its way from a live Exchange."""
     scene.tape("A")
@@ -172,12 +198,12 @@ async def test_what_waited_for_its_tape_counts_as_unread_until_then(scene: Scene
     assert await scene.read("B", 1, opens(P, 2, 1, "A"), data(P, 2, 2)) == []
     scene.subscriber._order.publishers[P].waiting_since = time.monotonic() - 2 * HOLD_SECONDS
     scene.attach("A", "B")
-    for attachment in scene.past._holding:
+    for attachment in scene.past.handover.waiting:
         attachment.proved = True
     scene.told("A", 1)
     scene.told("B", 1)
     assert scene.settle() == []
-    assert not scene.past._holding
+    assert not scene.past.handover.waiting
     for attachment in scene.subscriber._attachments.values():
         attachment.looking = False
     assert scene.settle() == [], "it was released just now"
@@ -194,25 +220,80 @@ async def test_an_exchange_that_records_no_longer_is_read_to_the_end_of_its_tape
     scene.told("A", entry)
     scene.past.tapes.recorded = recorded
     scene.settle()
-    assert bool(scene.past._holding) is (not recorded and not entry)
+    assert bool(scene.past.handover.waiting) is (not recorded and not entry)
     scene.tape("A", SegmentState.CLOSED, max(1, entry))
     tape.done = 1
     scene.settle()
-    assert not scene.past._holding
+    assert not scene.past.handover.waiting
 
 
 async def test_an_exchange_is_read_until_it_has_said_where_its_messages_begin(scene: Scene) -> None:
     """It can't say so before it has its tape; publishers have sent much by then."""
     scene.attach("A")
-    (attachment,) = scene.past._holding
+    (attachment,) = scene.past.handover.waiting
     attachment.frames.append(data(P, 1, 1))
     attachment.link.received_bytes += 2 * SUBSCRIBER_BYTES_QUEUED
-    assert scene.past.holds(attachment)
+    assert scene.past.handover.holds(attachment)
     assert not attachment.link._paused
     attachment.frames.append(encode_control(FrameKind.TAPED, 0, 0, 3, "A", 0))
-    assert scene.past.holds(attachment)
+    assert scene.past.handover.holds(attachment)
     assert attachment.proved
     assert attachment.link._paused, "the tape comes first"
+
+
+async def test_a_connection_that_is_made_anew_meanwhile_begins_later_on_the_tape(scene: Scene) -> None:
+    """What was lost in between is there; what is stored meanwhile (another TAPED) does not move the beginning."""
+    tape = scene.tape("A")
+    scene.attach("A")
+    (attachment,) = scene.past.handover.waiting
+
+    def comes(*frames: bytes) -> None:
+        attachment.frames.extend(frames)
+        assert scene.past.handover.holds(attachment)
+        scene.past.tapes.looked = time.monotonic()
+
+    attached = encode_control(FrameKind.ATTACHED, 0, 0, 0, "A", 0)
+    begin, stored, again = (encode_control(FrameKind.TAPED, 0, 0, entry, "A", 0) for entry in (3, 4, 7))
+    comes(attached, begin, data(P, 1, 4), stored)
+    comes(attached)
+    comes(again, data(P, 1, 8))
+    tape.done = 6
+    scene.settle()
+    assert scene.past.handover.waiting
+    tape.done = 7
+    scene.settle()
+    assert not scene.past.handover.waiting
+
+
+async def test_one_that_is_made_anew_while_other_tapes_are_read_waits_for_its_own_again(scene: Scene) -> None:
+    """What was lost in between is on it; nothing shows the loss of what a reader from a position may not know."""
+    attached = encode_control(FrameKind.ATTACHED, 0, 0, 0, "A/1", 0)
+    begin, stored, again = (encode_control(FrameKind.TAPED, 0, 0, entry, "A/1", 0) for entry in (3, 4, 7))
+    tape = scene.tape("A")
+    scene.tape("B")
+    scene.attach("A")
+    (attachment,) = scene.past.handover.waiting
+    attachment.frames.extend([attached, begin])
+    assert scene.past.handover.holds(attachment)
+    tape.done, scene.past.tapes.looked = 3, time.monotonic()
+    scene.settle()
+    assert not scene.past.handover.waiting
+    scene.subscriber._read(attachment)
+    attachment.frames.extend([stored, attached])
+    scene.subscriber._read(attachment)
+    scene.past.tapes.looked = time.monotonic()
+    scene.tape("A").done = 6
+    scene.settle()
+    assert scene.past.handover.waiting, "where it begins is not known"
+    attachment.frames.append(again)
+    scene.subscriber._read(attachment)
+    assert (len(attachment.frames), scene.past.tapes.looked) == (3, 0.0), "its tape is looked for"
+    scene.past.tapes.looked = time.monotonic()
+    scene.settle()
+    assert scene.past.handover.waiting
+    scene.past.tapes.reading["A"].done = 7
+    scene.settle()
+    assert not scene.past.handover.waiting
 
 
 @pytest.mark.parametrize("run", [1, 2, 3, 100], ids="{} entries at once".format)
@@ -250,7 +331,7 @@ async def test_who_waits_for_a_leader_is_told_why(
     caplog.set_level("INFO", outage.__name__)
     asked = asyncio.Event()
 
-    async def ask() -> FoundTapes:
+    async def ask(since: float | None = None) -> FoundTapes:
         asked.set()
         raise Unavailable("no GCM leads")
 
@@ -266,6 +347,41 @@ async def test_what_follows_is_said_in_one_of_three_ways() -> None:
         with pytest.raises(InvalidConfiguration, match="'stored'"):
             Scene(follow=follow)  # type: ignore[arg-type]
     assert Subscriber(GcmClient("127.0.0.1:1"), "q", (), lambda lost: None, "live", False)._past is None
+
+
+@pytest.fixture
+async def ending() -> AsyncIterator[Scene]:
+    """One that ends with what was written up to NOW."""
+    made = Scene(follow=False)
+    made.past._present = NOW
+    yield made
+    await made.subscriber.close(0)
+
+
+@pytest.mark.parametrize(("late", "read"), [(SKEW_MS, [1, 2, 3]), (SKEW_MS + 1, [])])
+async def test_who_reads_to_the_end_goes_on_where_others_wait_for_what_was_written_before(
+    ending: Scene, late: int, read: list[int]
+) -> None:
+    """A's clock is ahead: what was published before this was opened has a later time."""
+    ending.tape("A")
+    ending.tape("B")
+    assert await ending.read("B", 0, opens(P, 2, 2, "A"), data(P, 2, 3)) == []
+    assert await ending.read("A", late, opens(Q, 1, 0), data(Q, 1, 1)) == [1]
+    assert await ending.read("A", late + 1, opens(P, 1, 0), data(P, 1, 1), data(P, 1, 2), fin(P, 1, 2)) == read
+    assert await ending.read("A", late + 2, data(Q, 1, 2)) == [], "nobody waits for that"
+
+
+@pytest.mark.parametrize(("position", "read"), [(900, [2]), (901, [])])
+async def test_behind_the_end_nothing_is_read_though_what_lies_before_was_passed_over(
+    ending: Scene, position: int, read: list[int]
+) -> None:
+    """It has none of the topics."""
+    tape = ending.tape("A")
+    ending.past._ends = {"A": 900}
+    assert await ending.read("A", 0, opens(P, 1, 0), data(P, 1, 1)) == [1]
+    tape.ahead.append((position, encode_entry(NOW + 1, [zmtp.frame(data(P, 1, 2))])))
+    await ending.past._hand_out(tape, [tape])
+    assert ending.settle() == read
 
 
 # --- the last message of each topic ---------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,7 +18,7 @@ from roq.errors import DataLost, LogUnavailable, MessagesLost, NotRecorded, RoqE
 from roq.log.replicated.metadata import Fragment, LogMeta, SegmentMetadata, SegmentState
 from roq.pubsub.order_limits import FULL_HOLD_SECONDS, STORED_HOLD_SECONDS, SWEEP_SECONDS, TELL_SECONDS
 from roq.pubsub.tape import LATELY_SECONDS, SKEW_MS, UNREADABLE_SECONDS, Tape
-from roq.pubsub.tape_list import FoundTapes
+from roq.pubsub.tape_looks import FoundTapes
 from roq.wire import gcm, zmtp
 from roq.wire.assignment import to_json
 from roq.wire.frame import FrameKind, encode_control
@@ -78,7 +79,7 @@ async def test_an_end_that_never_comes_is_given_up_after_a_long_time(following: 
 async def test_not_while_its_tape_has_what_was_not_handed_out(following: Scene, late: bool) -> None:
     """The application may need longer than that for what comes before it. late: it was handed out just now."""
     tape = await waits(following)
-    tape.ahead.append((2, encode_entry(NOW + 2, [zmtp.frame(data(Q, 1, 1))])))
+    tape.ahead.append((2, encode_entry(NOW + 2, [zmtp.frame(one) for one in (opens(Q, 1, 0), data(Q, 1, 1))])))
     if late:
         await following.past._hand_out(tape, [tape])
     assert following.settle() == ([1] if late else [])
@@ -152,8 +153,8 @@ async def test_if_nothing_comes_from_them_either_the_wait_is_given_up_sooner(
     assert following.settle() == [2]
 
 
-async def test_a_replay_that_is_waited_for_may_be_on_the_tape_that_it_comes_from(following: Scene) -> None:
-    """Its Exchange, and nobody else, may have it: that is the tape to be read while too much is held back."""
+async def test_a_replay_that_is_waited_for_may_be_on_any_tape(following: Scene) -> None:
+    """Its Exchange may have died, too: they are to be read while too much is held back."""
     left = following.tape("A", SegmentState.CLOSED, 1)
     following.tape("B")
     following.tape("C")
@@ -161,8 +162,8 @@ async def test_a_replay_that_is_waited_for_may_be_on_the_tape_that_it_comes_from
     assert left.ended
     assert await following.read("B", 1, opens(P, 2, 2, "A"), data(P, 2, 3)) == []
     order = following.subscriber._order
-    assert [order.waits_for_tape(one) for one in ("A", "B", "C")] == [False, True, False]
-    assert order.awaits() == {"B"}
+    assert [order.waits_for_tape(one) for one in ("A", "B", "C")] == [False, True, True]
+    assert order.awaits() == {""}
 
 
 async def test_a_path_whose_place_is_not_known_is_waited_for_on_every_tape_that_was_not_read_so_far(following: Scene) -> None:
@@ -187,10 +188,10 @@ async def reading(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
     async def look() -> None:
         made.past.tapes.looked, made.past.tapes.looked_ms = time.monotonic(), time.time_ns() // 1_000_000
 
-    async def ask() -> FoundTapes:
+    async def ask(since: float | None = None) -> FoundTapes:
         reading = made.past.tapes.reading
         views = tuple(gcm.TapeView(tape.log_id, name, True, to_json(tape.metadata)) for name, tape in reading.items())
-        return gcm.Tapes("t", Record(), True, views, {}), time.monotonic(), time.time_ns() // 1_000_000
+        return FoundTapes(gcm.Tapes("t", Record(), True, views, {}), time.monotonic(), time.time_ns() // 1_000_000)
 
     async def one_entry(_meta: LogMeta, after: int, wait_seconds: float = 0.0, **_: object) -> list[tuple[int, bytes]]:
         if not after:
@@ -311,11 +312,19 @@ async def test_it_is_behind_while_something_is_held_back_or_not_taken(following:
 @pytest.mark.parametrize("flows", [False, True])
 async def test_new_tapes_are_looked_for_less_often_while_nothing_comes(reading: Scene, flows: bool) -> None:
     past = reading.past
-    past.tapes.looked = time.monotonic()
-    assert past._is_quiet()
+    past._pause = past_module.QUIET_SECONDS  # the answer was the same for some time
+    assert past._look_pause() == past_module.QUIET_SECONDS
     if flows:
         assert await reading.read("B", 0, opens(P, 1, 0), data(P, 1, 1)) == [1]
-    assert past._is_quiet() is not flows
+    assert past._look_pause() == (past_module.FLOWING_SECONDS if flows else past_module.QUIET_SECONDS)
+    past._watermarks.append(Mock())
+    assert past._look_pause() == past_module.WATCH_SECONDS, "something waits"
+    past._watermarks.clear()
+
+
+def test_the_same_answer_is_known_as_such() -> None:
+    tapes = Scene(follow="stored").past.tapes
+    assert [tapes.know(listed(meta)) for meta in (LogMeta(), LogMeta(), LogMeta(trimmed=1))] == [False, True, False]
 
 
 async def test_a_path_that_began_unrecorded_begins_when_nothing_older_can_be_on_a_tape(following: Scene) -> None:
@@ -342,6 +351,17 @@ async def test_a_watermark_waits_until_no_other_tape_may_have_what_it_speaks_of(
     following.tape("A").seen = NOW + 2 + SKEW_MS
     assert following.settle() == ["lost 3..3"]
     assert following.past._watermark_bytes == 0
+
+
+async def test_what_an_exchange_has_dropped_is_told_before_the_position_passes_it(following: Scene) -> None:
+    """While another tape is read, too."""
+    following.tape("A")
+    following.tape("B")
+    assert await following.read("A", 0, opens(P, 1, 0), data(P, 1, 1)) == [1]
+    says = encode_control(FrameKind.WATERMARK, P, 1, 3, {"t": (3, 3)}, 0, 2)
+    assert await following.read("B", 1, says) == ["perhaps lost 2..3"]
+    assert following.past._watermark_bytes == 0
+    assert await following.read("A", 2, data(P, 1, 2)) == [2], "it is taken for nothing else"
 
 
 @pytest.mark.parametrize("behind", [False, True])

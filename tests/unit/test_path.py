@@ -77,6 +77,26 @@ def test_another_exchange_before_the_first_one_answered() -> None:
     assert one.attached(2) == [SendOpen(2, "", False)]
 
 
+def test_the_welcome_of_a_monitor_that_takes_over_ends_what_the_one_before_began() -> None:
+    """It counts on from where the publisher is; on path 2 nothing was sent."""
+    one = PathMachine()
+    one.assign(A, 1)
+    one.assign(B, 2)
+    assert one.welcome(1) == [CloseLink(2)]
+    assert one.assign(C, 1) == [OpenLink(C, 1)]
+    assert one.attached(1) == [SendOpen(1, "", False)]
+    one.check()
+
+
+def test_it_leaves_alone_what_is_above_the_path_that_we_are_on(machine: PathMachine) -> None:
+    machine.assign(B, 3)
+    assert machine.welcome(1) == [], "it confirms where we are: the move goes on"
+    assert machine.welcome(3) == []
+    assert machine.welcome(2) == [CloseLink(3)]
+    assert (machine.path, machine.current, machine.target) == (1, A, None)
+    machine.check()
+
+
 def test_close_waits_for_every_path(machine: PathMachine) -> None:
     machine.assign(B, 2)
     machine.attached(2)

@@ -1,6 +1,7 @@
 """What `import roq` gives: the same names to programs, to people and to type checkers, and nothing that isn't used yet.
 
-Whatever a public method takes or gives is importable from `roq`, and `roq.blocking` has every method of the asynchronous face.
+Whatever a public method takes or gives is importable from `roq` (of a shuffle: from `roq.shuffle`), and `roq.blocking` has
+every method of the asynchronous face.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import typing
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import roq
+import roq.shuffle
 from roq import blocking
 from roq.pubsub.inbox import Inbox
 from roq.pubsub.past import PastReader
@@ -33,7 +36,9 @@ FACES = [
     (roq.Request, blocking.Request),
     (roq.WorkQueue, blocking.WorkQueue),
     (roq.Task, blocking.Task),
+    (roq.Transaction, blocking.Transaction),
 ]
+PUBLIC = (roq, roq.shuffle)
 # What a queue's membership, its past and its inbox ask of a publisher or a subscriber; what a lease's keeper does to a task.
 INSIDE = {"join_request", "report", "take", "answered", "mark_lost", "ends_in"}
 INSIDE |= {name for kind in (PastReader, Inbox) for name in vars(kind) if name not in vars(object)} - {"batches", "next_batch"}
@@ -71,9 +76,9 @@ def test_both_faces_are_opened_the_same_way(name: str) -> None:
     assert parameters(getattr(roq, name)) == parameters(getattr(blocking, name))
 
 
-def in_hand() -> Iterator[type]:
-    """Every type of ours that is named where a public one is used, or in what that gives, and so on."""
-    todo: list[Any] = [getattr(roq, name) for name in roq.__all__ if name != "blocking"]
+def in_hand(module: ModuleType) -> Iterator[type]:
+    """Every type of ours that is named where one that `module` exports is used, or in what that gives, and so on."""
+    todo: list[Any] = [getattr(module, name) for name in module.__all__ if name != "blocking"]
     seen = set[Any]()
     while todo:
         one = todo.pop()
@@ -89,21 +94,28 @@ def in_hand() -> Iterator[type]:
         elif isinstance(one, type) and one.__module__.partition(".")[0] == "roq":
             yield one
             if not issubclass(one, Enum | Exception):
-                todo += typing.get_type_hints(one).values()
+                todo += [hint for name, hint in typing.get_type_hints(one).items() if not name.startswith("_")]
                 for member in members(one).values():
                     method = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
                     todo += typing.get_type_hints(method).values() if inspect.isfunction(method) else ()
 
 
-def test_whatever_a_user_gets_in_hand_is_importable_from_roq() -> None:
-    found = {kind for kind in in_hand() if kind.__module__ != "roq.errors"}
-    assert {roq.Cluster, roq.Task, roq.Message, roq.QueueKpi} <= found
-    assert [kind for kind in found if getattr(roq, kind.__name__, None) is not kind] == []
+SEEN = {
+    roq: {roq.Cluster, roq.Task, roq.Message, roq.QueueKpi},
+    roq.shuffle: {roq.shuffle.Shuffles, roq.shuffle.Receipt, roq.shuffle.Range, roq.shuffle.Position},
+}
 
 
-def typed() -> dict[str, str]:
+@pytest.mark.parametrize("module", PUBLIC)
+def test_whatever_a_user_gets_in_hand_is_importable_from_where_it_is_used(module: ModuleType) -> None:
+    found = {kind for kind in in_hand(module) if kind.__module__ != "roq.errors"}
+    assert SEEN[module] <= found
+    assert [kind for kind in found if getattr(module, kind.__name__, None) is not kind] == []
+
+
+def typed(module: ModuleType) -> dict[str, str]:
     """Public name -> the module that `__init__.pyi` has it from."""
-    tree = ast.parse(Path(roq.__file__).with_suffix(".pyi").read_text())
+    tree = ast.parse(Path(str(module.__file__)).with_suffix(".pyi").read_text())
     found = {
         alias.asname or alias.name: str(node.module)
         for node in tree.body
@@ -115,22 +127,25 @@ def typed() -> dict[str, str]:
     return found
 
 
-def test_type_checkers_see_what_programs_get() -> None:
-    assert sorted(typed()) == roq.__all__
-    assert set(roq.__all__) <= set(dir(roq))
+@pytest.mark.parametrize("module", PUBLIC)
+def test_type_checkers_see_what_programs_get(module: ModuleType) -> None:
+    assert sorted(typed(module)) == module.__all__
+    assert set(module.__all__) <= set(dir(module))
 
 
-@pytest.mark.parametrize("name", roq.__all__)
-def test_each_name_is_where_it_is_said_to_be(name: str) -> None:
-    home = sys.modules.get(typed()[name])
-    found = getattr(roq, name)
-    assert found is getattr(home or sys.modules[typed()[name]], name)
-    assert getattr(roq, name) is found
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module in PUBLIC for name in module.__all__])
+def test_each_name_is_where_it_is_said_to_be(module: ModuleType, name: str) -> None:
+    home = sys.modules.get(typed(module)[name])
+    found = getattr(module, name)
+    assert found is getattr(home or sys.modules[typed(module)[name]], name)
+    assert getattr(module, name) is found
 
 
 def test_what_does_not_exist_is_told() -> None:
     with pytest.raises(AttributeError, match="module 'roq' has no attribute 'conect'"):
         _ = roq.conect  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"module 'roq\.shuffle' has no attribute 'opne'"):
+        _ = roq.shuffle.opne  # type: ignore[attr-defined]
 
 
 def test_a_program_loads_what_it_uses() -> None:

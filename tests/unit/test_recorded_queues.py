@@ -15,7 +15,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from gcm import background, transactions, work_queues
+from gcm import background, tape_parts, transactions, work_queues
 from gcm.background import Finisher, erase
 from gcm.cluster import Action, ClientTransaction, ClusterState, Host, HostRegistration, store_endpoints
 from gcm.handlers import Handlers
@@ -33,6 +33,7 @@ from roq.errors import (
     QueueConflict,
     QueueNotFound,
     Unavailable,
+    UnknownFormat,
     ZooKeeperUnavailable,
 )
 from roq.log.replicated.stores import StaticDirectory
@@ -42,6 +43,7 @@ from roq.wire import store
 from roq.wire.assignment import STORES, HostReport, ProcessKind, ProcessState, RunningProcess, from_json, to_json
 from roq.wire.gcm import CreateExchange, CreateQueue, CreateWorkQueue, RecordQueue, RemoveQueue, RemoveWorkQueue
 from roq.wire.hcm import HostPayload
+from roq.wire.options import CreateMissing
 from roq.wire.recording import Record, Recording, tape_log, tapes_of, tapes_prefix
 
 CHANCE = random.Random(5)
@@ -65,7 +67,7 @@ def created(cluster: ClusterState, record: Record | None = None, transaction: st
 
 
 def recorded(cluster: ClusterState, record: Record | None) -> ClusterState:
-    return written(cluster, transactions.record_queue(cluster, RecordQueue("q", record, "r")), "q", STORES)
+    return written(cluster, transactions.record_queue(cluster, RecordQueue("q", record, "r"), 9.0), "q", STORES)
 
 
 def obey(cluster: ClusterState, *names: str, store: ProcessState = ProcessState.RUNNING) -> ClusterState:
@@ -129,12 +131,26 @@ def test_recording_is_switched_on_changed_and_off_while_the_queue_runs() -> None
     for record in (None, WEEK, WEEK, DAY, None, None, WEEK):
         cluster = recorded(cluster, record)
         seen.append(has(cluster))
-        assert transactions.record_queue(cluster, RecordQueue("q", record, "again")) is cluster
+        assert transactions.record_queue(cluster, RecordQueue("q", record, "again"), 9.0) is cluster
     assert seen == [(None, False), (WEEK, True), (WEEK, True), (DAY, True), (DAY, False), (DAY, False), (WEEK, True)]
     assert told(cluster)[ProcessKind.EXCHANGE] == Recording(WEEK, TAPES, on=True)
     assert told(recorded(cluster, None))[ProcessKind.EXCHANGE] == Recording(WEEK, TAPES, on=False)
     with pytest.raises(QueueNotFound):
-        transactions.record_queue(cluster, RecordQueue("other", None, "t"))
+        transactions.record_queue(cluster, RecordQueue("other", None, "t"), 9.0)
+
+
+def test_it_is_known_since_when_a_queue_is_recorded_again() -> None:
+    def since(cluster: ClusterState) -> float:
+        return transactions.record_of(cluster, "q").recorded_since
+
+    cluster = created(cluster_of("a", "b"), WEEK)
+    assert since(cluster) == 0.0, "from its beginning"
+    for at, record in ((20.0, DAY), (30.0, None)):
+        cluster = transactions.record_queue(cluster, RecordQueue("q", record, "r"), at)
+        assert since(cluster) == 0.0
+    for at in (40.0, 50.0):
+        cluster = transactions.record_queue(cluster, RecordQueue("q", DAY, "r"), at)
+        assert since(cluster) == 40.0
 
 
 @pytest.mark.parametrize("change", [created, lambda cluster, record: recorded(created(cluster), record)])
@@ -150,7 +166,7 @@ def test_more_copies_than_hosts_and_impossible_ones_are_refused(change: Callable
 
 def test_a_lost_host_keeps_nobody_from_asking_for_what_is_so_already() -> None:
     cluster = lost(created(cluster_of("a", "b"), DAY), "b")
-    assert transactions.record_queue(cluster, RecordQueue("q", DAY, "again")) is cluster
+    assert transactions.record_queue(cluster, RecordQueue("q", DAY, "again"), 9.0) is cluster
     assert has(created(cluster, DAY)) == (DAY, True)
 
 
@@ -163,7 +179,7 @@ def test_every_host_runs_a_store_once_a_queue_is_recorded_and_from_then_on() -> 
     cluster = recorded(cluster, WEEK)
     assert all("store" in host.assigned for host in cluster.hosts.values())
     late = cluster.with_host(Host("c", HostRegistration("10.0.0.c", 1, HostPayload("1", 8))))
-    off = transactions.record_queue(late, RecordQueue("q", None, "r"))
+    off = transactions.record_queue(late, RecordQueue("q", None, "r"), 9.0)
     assert lacking_stores(late) == lacking_stores(off) == ["c"]
 
 
@@ -204,6 +220,29 @@ def handlers(cluster: ClusterState, logs: dict[str, bytes]) -> tuple[Handlers, M
     return Handlers(Mock(serving=lambda: serving), "gcm", 1.0, CHANCE), serving.term
 
 
+async def test_no_queue_is_made_in_the_place_of_one_that_cannot_be_read() -> None:
+    cluster = created(cluster_of("a", "b"), DAY)
+    leader, term = handlers(replace(cluster, queues={}, unreadable=frozenset({"q"})), {})
+    term.view.until, term.change = AsyncMock(), AsyncMock(side_effect=AssertionError("changed"))
+    for request in (wire.CreateQueue("q", "again"), CreateMissing("q", "again")):
+        with pytest.raises(UnknownFormat, match="damaged"):
+            await leader.handle(b"", request)
+
+
+async def test_the_whole_is_made_once_however_many_ask_for_it() -> None:
+    cluster = obey(created(cluster_of("a", "b"), DAY), "a", "b")
+    leader, term = handlers(cluster, {})
+    first, second = [await leader.handle(b"", wire.GetCluster()) for _ in range(2)]
+    assert isinstance(first, wire.ClusterView)
+    assert isinstance(second, wire.ClusterView)
+    assert second.queues is first.queues
+    assert second.time > first.time, "as of now: deltas go on from there"
+    term.view.cluster = recorded(transactions.stop_queue(cluster, "q"), None)
+    third = await leader.handle(b"", wire.GetCluster())
+    assert isinstance(third, wire.ClusterView)
+    assert [one.record.running for one in third.queues] == [False]
+
+
 async def test_tapes_are_told_with_their_exchanges_and_the_stores() -> None:
     cluster = obey(created(cluster_of("a", "b"), DAY), "a", "b")
     (first,) = cluster.queues["q"].exchanges
@@ -222,6 +261,24 @@ async def test_tapes_are_told_with_their_exchanges_and_the_stores() -> None:
     again = await leader.handle(b"", wire.DescribeTapes("q"))
     assert isinstance(again, wire.Tapes)
     assert (again.recorded, [view.live for view in again.views]) == (False, [False, False])
+
+
+async def test_many_tapes_are_told_in_parts_to_who_asks_for_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tape_parts, "PART_BYTES", 10)
+    cluster = obey(created(cluster_of("a", "b"), DAY), "a", "b")
+    logs = {tape_log(TAPES, name): b"123456" for name in "efg"}
+    leader, _ = handlers(cluster, logs)
+    whole = await leader.handle(b"", wire.DescribeTapes("q"))
+    assert isinstance(whole, wire.Tapes)
+    assert ([view.exchange for view in whole.views], whole.more) == (["e", "f", "g"], False)
+    told, after, more = list[wire.TapeView](), "", True
+    while more:
+        part = await leader.handle(b"", wire.DescribeTapes("q", after))
+        assert isinstance(part, wire.Tapes)
+        told += part.views
+        after, more = part.views[-1].log, part.more
+        assert part.stores == whole.stores
+    assert tuple(told) == whole.views
 
 
 async def test_an_exchange_that_was_just_made_is_told_as_one_that_lives() -> None:

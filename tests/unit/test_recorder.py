@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roq.errors import Closed, LogFenced, LogUnavailable, ProcessFailed, RoqError
+from roq.errors import Closed, DataLost, LogFenced, LogTrimmed, LogUnavailable, ProcessFailed, RoqError
 from roq.log.replicated.metadata import LogMeta
 from roq.log.replicated.stores import StoreDirectory
 from roq.log.replicated.writer import Done
@@ -23,7 +23,8 @@ from roq.pubsub.exchange.recorder import ENTRIES_AT_ONCE, Recorder
 from roq.pubsub.exchange.runs import FrameRun
 from roq.runtime.observe import Counters
 from roq.wire import zmtp
-from roq.wire.recording import Record, Recording, decode_entry
+from roq.wire.frame import encode_data
+from roq.wire.recording import Record, Recording, decode_entry, encode_entry, entry_time, messages_before, messages_in
 
 ENTRY_BYTES, HELD_BYTES = 100, 400  # here
 NOBODY: Any = None  # is asked by a log that is a list
@@ -72,15 +73,40 @@ class ListWriter:
             done(self.error)
         self.pending.clear()
 
+    async def close(self) -> None:
+        """See LogWriter."""
+
     async def seal(self) -> bool:
         self.sealed, self.error = True, Closed("sealed")
         return True
+
+
+class ListReader:
+    """LogReader of the same list."""
+
+    failing: ClassVar[RoqError | None] = None
+    closed: ClassVar[int] = 0
+
+    def __init__(self, *about: object) -> None: ...
+
+    async def refresh(self) -> LogMeta:
+        return LogMeta()
+
+    async def read_from(self, meta: LogMeta, after: int) -> list[tuple[int, bytes]]:
+        if self.failing is not None:
+            raise self.failing
+        return list(enumerate(ListWriter.log, 1))[after:]
+
+    def close(self) -> None:
+        type(self).closed += 1
 
 
 @pytest.fixture(autouse=True)
 def small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "LogWriter", ListWriter)
+        patch.setattr(module, "LogReader", ListReader)
+        patch.setattr(ListReader, "failing", None)
         patch.setattr(module, "ENTRY_BYTES", ENTRY_BYTES)
         patch.setattr(module, "HELD_BYTES", HELD_BYTES)
         patch.setattr(ListWriter, "log", [])
@@ -171,6 +197,26 @@ class Tape:
         assert len(self.full) % 2 == 0
 
 
+@pytest.mark.parametrize("known", [True, False])
+async def test_times_on_a_tape_never_go_back(
+    monkeypatch: pytest.MonkeyPatch, known: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not while its clock is set back, nor behind what the life before wrote. known: before the first entry is made."""
+    caplog.set_level("WARNING", module.__name__)
+    times = iter((5_000, 20_000, 19_000, 21_000, 11_000, 22_000, 23_000))
+    monkeypatch.setattr(module, "now_ms", lambda: next(times))
+    tape = Tape(encode_entry(7_000, []))
+    if known:
+        await tape.take_over()
+    for _ in range(7):
+        tape.take(1)
+        tape.recorder._cut()
+    await tape.finish()
+    assert [entry_time(entry) for entry in ListWriter.log] == [7_000, 7_000, 20_000, 20_000, 21_000, 21_000, 22_000, 23_000]
+    assert len([one for one in caplog.records if "set back" in one.message]) == 1
+    tape.check()
+
+
 async def test_frames_of_one_turn_are_one_entry() -> None:
     tape = Tape()
     await tape.take_over()
@@ -244,6 +290,61 @@ async def test_before_the_log_is_taken_over_nobody_knows_where() -> None:
     await tape.finish()
     tape.check()
     assert [asked.told for asked in tape.waits] == [[2], [3], [4]]
+
+
+def published(count: int) -> FrameRun[tuple[()]]:
+    """A frame of so many messages, and one that nobody can read."""
+    frames = [zmtp.frame(encode_data(b"t", 1, 1, 1, 0, 0, [b"x"] * count, 0)), zmtp.frame(b"no frame")]
+    return FrameRun((), [b"".join(frames)], 2, sum(map(len, frames)))
+
+
+def counted() -> list[int | None]:
+    return [messages_before(entry) for entry in ListWriter.log]
+
+
+async def test_entries_say_how_many_messages_lie_before_them() -> None:
+    tape = Tape()
+    tape.recorder.take([published(3)])
+    tape.recorder.where(lambda position: None)
+    tape.recorder.take([published(4)])
+    await tape.take_over()
+    tape.recorder.take([published(1), published(1)])
+    await tape.finish()
+    tape.recorder.take([published(0)])
+    await tape.finish()
+    assert counted() == [0, 3, 7, 9]
+
+
+async def test_the_count_goes_on_behind_what_is_there() -> None:
+    tape = Tape(encode_entry(5, published(2).pieces, 100))
+    tape.recorder.take([published(3)])
+    tape.recorder.where(lambda position: None)
+    ListReader.failing = LogUnavailable("no store answers")
+    with pytest.raises(LogUnavailable):
+        await tape.take_over()
+    assert tape.recorder.writer is None
+    ListReader.failing = None
+    await tape.take_over()
+    tape.recorder.take([published(1)])
+    await tape.finish()
+    tape.writer.stop(0)
+    await tape.take_over()
+    tape.recorder.take([published(1)])
+    await tape.finish()
+    assert counted() == [100, 102, 105, 106]
+    assert [messages_in(entry) for entry in ListWriter.log] == [2, 3, 1, 1]
+
+
+@pytest.mark.parametrize("gone", [LogTrimmed(), DataLost("nobody has it")])
+async def test_behind_what_can_not_be_read_it_begins_anew(gone: RoqError) -> None:
+    tape = Tape(b"\x01" + bytes(8))
+    ListReader.failing = gone
+    await tape.take_over()
+    tape.recorder.take([published(3)])
+    await tape.finish()
+    tape.recorder.take([published(1)])
+    await tape.finish()
+    assert counted() == [None, 0, 3]
 
 
 async def test_what_is_stored_already_is_told_at_once() -> None:

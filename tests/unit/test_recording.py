@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from roq.errors import FrameError, InvalidConfiguration, InvalidPosition
 from roq.wire import gcm, zmtp
 from roq.wire.assignment import ProcessKind, ProcessSpec, QueueRecord, QueueSettings, from_json, to_json
+from roq.wire.frame import FrameKind, encode_bundle, encode_control, encode_data
 from roq.wire.policy import Policy
 from roq.wire.recording import (
     DAYS_MAX,
@@ -22,10 +23,13 @@ from roq.wire.recording import (
     decode_entry,
     encode_entry,
     entry_time,
+    messages_before,
+    messages_in,
     tape_exchange,
     tape_log,
     tapes_of,
     tapes_prefix,
+    with_before,
 )
 
 KEPT = Record(days=0.5, max_bytes=1 << 40, copies=3, ack=2)
@@ -97,7 +101,7 @@ def test_an_entry_is_read_as_it_was_written_and_never_if_it_is_cut(time: int, bo
     assert encode_entry(time, [memoryview(b"".join(frames))]) == entry
     assert decode_entry(entry) == (time, bodies)
     assert entry_time(entry) == time
-    whole = {9}
+    whole = {17}
     for frame in frames:
         whole.add(max(whole) + len(frame))
     for end in range(len(entry)):
@@ -110,8 +114,9 @@ def test_an_entry_is_read_as_it_was_written_and_never_if_it_is_cut(time: int, bo
 
 @given(st.binary(max_size=60))
 def test_a_damaged_entry_is_a_frame_error_and_nothing_else(data: bytes) -> None:
-    for entry in (data, b"\x01" + bytes(8) + data):
+    for entry in (data, b"\x01" + bytes(8) + data, b"\x02" + bytes(16) + data):
         try:
+            assert 0 <= messages_in(entry) <= len(entry)
             time, frames = decode_entry(entry)
         except FrameError:
             continue
@@ -120,10 +125,29 @@ def test_a_damaged_entry_is_a_frame_error_and_nothing_else(data: bytes) -> None:
 
 
 def test_an_entry_of_a_newer_program_says_so() -> None:
-    with pytest.raises(FrameError, match="version 2, known is 1: a newer program"):
-        decode_entry(struct.pack("<BQ", 2, 7))
+    with pytest.raises(FrameError, match="version 3, known are 1 and 2: a newer program"):
+        decode_entry(struct.pack("<BQ", 3, 7))
     with pytest.raises(FrameError, match="3 bytes"):
         entry_time(b"\x01\x00\x00")
+
+
+def test_one_of_an_older_program_is_read_and_does_not_count() -> None:
+    frame = zmtp.frame(encode_data(b"t", 1, 1, 1, 0, 0, [b"a", b"b"], 5))
+    entry = struct.pack("<BQ", 1, 7) + frame
+    assert decode_entry(entry) == (7, [frame[2:]])
+    assert (entry_time(entry), messages_before(entry), messages_in(entry)) == (7, None, 2)
+    assert with_before(entry, 9) == encode_entry(7, [frame], 9)
+
+
+def test_messages_are_counted_by_what_their_frames_say() -> None:
+    small, large = (encode_data(b"eu.paris", 1, 1, 1, 0, 0, [bytes(n)] * 3, 5) for n in (1, 1000))
+    bundle = encode_bundle(1, 1, 9, [small, large], 5)
+    control = encode_control(FrameKind.MARK, 1, 1, 9, 4, 5)
+    liar = encode_data(b"t", 1, 1, 1, 0, 0, [b""], 5).replace(b"\x01\0\0\0", b"\xff\xff\xff\xff")
+    entry = encode_entry(5, map(zmtp.frame, (small, control, large, bundle, b"", b"no frame", b"\xff", liar)), 40)
+    assert messages_before(entry) == 40
+    assert 12 < messages_in(entry) <= 12 + len(liar), "what a frame claims can't be more than its bytes"
+    assert messages_in(encode_entry(5, map(zmtp.frame, (small, control, large, bundle, b"x")))) == 12
 
 
 # --- positions --------------------------------------------------------------------------------------------------------
@@ -254,3 +278,12 @@ def test_an_exchange_is_told_how_its_queue_is_recorded() -> None:
     spec = ProcessSpec(ProcessKind.EXCHANGE, "q", "e", recording=QUEUE.recording)
     assert from_json(to_json(spec), ProcessSpec) == spec
     assert b"recording" not in to_json(msgspec.structs.replace(spec, recording=None))
+
+
+def test_a_position_is_of_one_queue() -> None:
+    position = TapePosition("tapes", {"e": 1})
+    position.check_queue("tapes")
+    with pytest.raises(InvalidPosition, match=r"the position is of another queue, .*: take one of this queue"):
+        position.check_queue("others")
+    with pytest.raises(InvalidPosition, match=r"a checkpoint is of another queue, .*: begin with a new one"):
+        position.check_queue("others", "a checkpoint", "begin with a new one")

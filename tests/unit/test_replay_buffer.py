@@ -76,6 +76,21 @@ def test_what_is_confirmed_is_kept_for_some_seconds_more() -> None:
     assert buffer.unknown is None
 
 
+def test_a_lossless_buffer_forgets_only_what_is_confirmed() -> None:
+    """Who fills it waits; frames that are confirmed are bounded as ever."""
+    buffer = ReplayBuffer(seconds=1000, max_bytes=10_000, lossless=True)
+    send(buffer, *range(1, 11), size=2000)
+    buffer.prune(2000.0)
+    assert keep(buffer, *range(11, 21), size=2000) == 0
+    assert again(buffer) == list(range(1, 21))
+    assert (buffer.unknown, buffer.gone, buffer.confirmed) == (None, 0, 0)
+    assert buffer.forwarded(2, buffer.mark(2))
+    send(buffer, 21, size=2000)
+    assert buffer.kept_bytes <= 10_000
+    assert buffer.confirmed == 20
+    assert buffer.unknown is None
+
+
 def test_bytes_are_bounded_and_what_is_gone_unconfirmed_is_unknown_once_its_path_breaks() -> None:
     buffer = ReplayBuffer(max_bytes=10_000)
     send(buffer, *range(1, 101), size=900)

@@ -244,8 +244,7 @@ def test_a_segment_is_closed_early_only_if_the_next_one_is_better_and_ever_more_
     assert repair.due(health, 3, hosts - {"d"}, 11.0) == frozenset({"c"}), "other hosts: from the beginning"
     assert repair.helps(health, frozenset(), 11.0), "two nodes miss nothing, the third does"
     complete = SegmentHealth(LogSettings(), writing(3, 3, 3), 0.0)
-    complete.took(b"x")
-    assert repair.due(complete, 4, hosts, 11.0) == frozenset({"d"})
+    assert repair.due(complete, 4, hosts, 11.0) == frozenset({"d"}), "before the first entry: where nothing comes, too"
     assert not repair.helps(complete, frozenset(), 11.0), "nobody else answers"
     assert complete.since == 11.0
     assert repair.due(complete, 3, hosts, 99.0) is None, "nothing is missing"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roq.log.replicated.metadata import Fragment, LogMeta, SegmentMetadata, SegmentState, trim
-from roq.pubsub.exchange.retention import DAY_MS, SEGMENTS_MAX, expired
+from roq.pubsub.exchange.retention import BELIEVED_SECONDS, DAY_MS, SEGMENTS_MAX, ExpiryClock, expired
 from roq.wire.recording import Record
 
 NOW = 100 * DAY_MS
@@ -44,6 +44,21 @@ def test_what_was_closed_long_enough_ago_goes_by_age() -> None:
     assert expired(tapes, {}, Record(days=0.5), NOW) == {"a": 30, "b": 110, "c": 10}
     assert expired(tapes, {}, FOR_EVER, NOW) == {}
     assert expired({}, {}, Record(), NOW) == {}
+
+
+def test_a_clock_that_is_set_ahead_drops_nothing_before_its_time() -> None:
+    """Set right again in time, it never counts; nobody corrected it for hours: it is right."""
+    clock = ExpiryClock()
+    assert clock.now(1_000, 0.0) == 1_000
+    assert clock.now(31_900, 30.0) == 31_900, "a little faster"
+    assert clock.now(61_900 + DAY_MS, 60.0) == 61_900
+    assert clock.now(91_900, 90.0) == 91_900
+    assert clock.now(1_900, 120.0) == 1_900, "set back: later, if at all"
+    ahead = 2_900 + DAY_MS
+    assert clock.now(ahead, 121.0) == 2_900
+    assert clock.now(ahead + 1_000, 120.9 + BELIEVED_SECONDS) == 2_900 + round((BELIEVED_SECONDS - 0.1) * 1000)
+    assert clock.now(ahead + 2_000, 121.0 + BELIEVED_SECONDS) == ahead + 2_000
+    assert clock.now(ahead + 3_000, 122.0 + BELIEVED_SECONDS) == ahead + 3_000
 
 
 def test_exactly_as_old_as_it_may_be_stays() -> None:

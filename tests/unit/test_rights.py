@@ -30,7 +30,7 @@ INSIDE = {  # what no client may ask, with any right
     *(store.OpenSegment, store.FenceLog, store.Recover, store.Holes, store.Compare, store.CopySegment),
     *(store.DeleteSegment, store.ListSegments, store.CopyBlob, store.DeleteBlob, store.ListBlobs, store.Add),
     *(shuffle.StorePieces, shuffle.FetchInterval, shuffle.KeepIntervals, shuffle.ForgetShuffle, shuffle.TableChanged),
-    *(gcm.ReportRuns, monitor.ExchangeReport, monitor.RecordDecision),
+    *(gcm.ReportRuns, monitor.ExchangeReport, monitor.PathsFenced, monitor.RecordDecision),
 }
 CONVERSATIONS = {
     "gcm": (typing.get_args(gcm.Request), rights.GCM),
@@ -356,9 +356,11 @@ def test_what_changes_the_cluster_is_written_down_with_who_did_it(caplog: pytest
     assert not harmless & rights.ADMINISTRATIVE
     with caplog.at_level("INFO", "roq.audit"):
         acted(card(), gcm.DrainHost("host-1", True, "t"))
+        acted(card(), gcm.RemoveQueue("orders", "t"), "QueueNotFound")
         acted(None, gcm.SetAccess(b"secret"))
     assert [record.getMessage() for record in caplog.records] == [
         "administrative request: who=alice, request=DrainHost, host=host-1, draining=True",
+        "administrative request: who=alice, request=RemoveQueue, queue=orders, failure=QueueNotFound",
         "administrative request: who=anybody, request=SetAccess",
     ]
 

@@ -48,11 +48,25 @@ def test_addresses() -> None:
         queue_at("roq://zk1:2181/orders?standbys=1")
 
 
+def test_a_name_alone_is_of_the_cluster_that_is_said() -> None:
+    assert queue_at("or ders", "zk1:2181,zk2:2181/RoQ") == ("zk1:2181,zk2:2181/RoQ", "or ders")
+    with pytest.raises(InvalidAddress, match=r"'orders' names no cluster: roq://zk1:2181,.* does, or a name with cluster="):
+        queue_at("orders")
+    with pytest.raises(InvalidConfiguration, match="names its cluster: leave cluster='zk2' out"):
+        queue_at("roq://zk1:2181/orders", "zk2")
+    with pytest.raises(InvalidAddress):
+        queue_at("log:///x", "zk1")
+    with pytest.raises(InvalidName):
+        queue_at("a/b", "zk1")
+    with pytest.raises(InvalidConfiguration, match="is not host:port"):
+        queue_at("orders", "zk1:x")
+
+
 def test_ends() -> None:
-    now = datetime.now().astimezone()
+    now = datetime.now().astimezone().replace(microsecond=250_999) - timedelta(seconds=1)
     place = TapePosition("0f", {"a": 1})
     assert _end_of(None) is None
-    assert _end_of(now) == round(now.timestamp() * 1000)
+    assert _end_of(now) == int(now.timestamp()) * 1000 + 250
     assert abs(_end_of(timedelta(hours=1)) - (now.timestamp() - 3600) * 1000) < 5_000  # type: ignore[operator]
     assert _end_of(place) == _end_of(str(place)) == place
     with pytest.raises(InvalidPosition):

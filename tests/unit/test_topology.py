@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 import pytest
 
 from roq.cli.status import event_row
-from roq.client.broadcasts import Change, Latest, TopologyEvent, changes
+from roq.client.broadcasts import Change, TopologyEvent, changes
 from roq.wire.assignment import QueueRecord, QueueSettings
 from roq.wire.gcm import ClusterView, HostInfo, QueueInfo, WorkQueueInfo
 from roq.wire.policy import Policy
@@ -78,22 +76,6 @@ def test_the_first_view_and_one_of_another_term_are_told_whole() -> None:
 )
 def test_what_differs_is_told(before: ClusterView, after: ClusterView, events: list[tuple[str, ...]]) -> None:
     assert told(before, after) == events
-
-
-def test_a_slow_reader_keeps_one_broadcast() -> None:
-    async def story() -> None:
-        latest = Latest()
-        for number in range(1000):
-            latest.told([[b"topology", msgspec.msgpack.encode(view(host(f"h{number}")))]])
-        assert latest.came.is_set()
-        taken = latest.take()
-        assert taken is not None
-        assert [one.host for one in taken.hosts] == ["h999"]
-        assert latest.take() is None
-        latest.told([[b"topology", b"\xc1"]])
-        assert latest.take() is None, "what can't be read is passed over"
-
-    asyncio.run(story())
 
 
 def test_an_event_as_json_has_all_but_the_view_which_is_told_by_names() -> None:

@@ -11,7 +11,7 @@ from roq.workqueue.contract import Backend
 from roq.workqueue.file_queue.queue import FileQueue
 from roq.workqueue.log_queue import LogQueue
 from roq.workqueue.memory import MemoryQueue, SharedMemory
-from roq.workqueue.remote import RemoteQueue
+from roq.workqueue.sharded import ShardedQueue
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_private_queue_is_one_s_own_and_a_named_one_is_shared() -> None:
 
 
 def test_every_scheme_has_its_backend() -> None:
-    kinds: list[type[Backend]] = [FileQueue, LogQueue, RemoteQueue]  # mypy: each keeps the contract's signatures
+    kinds: list[type[Backend]] = [FileQueue, LogQueue, ShardedQueue]  # mypy: each keeps the contract's signatures
     others: list[type[Backend]] = [MemoryQueue, SharedMemory]
     assert [(kind.__module__, kind.__name__) for kind in kinds] == [BACKENDS[scheme] for scheme in ("file", "log", "roq")]
     assert {type(open_backend(address, None)) for address in ("memory:", "memory:one")} == set(others)

@@ -15,7 +15,7 @@ from roq.wire.work_queue import TaskSettings
 from roq.workqueue.address import ANY, KINDS, Options, from_query, open_backend, parse
 from roq.workqueue.contract import ClusterSettings
 
-EXAMPLES = {int: "3", float: "2.5"}
+EXAMPLES = {int: "3", float: "2.5", bool: "true"}
 
 
 def test_every_option_can_be_said_in_an_address_and_as_an_argument() -> None:
@@ -33,7 +33,7 @@ def test_every_option_can_be_said_in_an_address_and_as_an_argument() -> None:
     ("query", "hint"),
     [
         ("", "'' is no option; options are max_attempts="),
-        ("copies=3", "'copies=3' is no option; options are max_attempts="),
+        ("copies=3", "'copies' is no option; options are max_attempts="),
         ("max_attempts", "'max_attempts' is no option"),
         ("max_attempts=3&&standbys=1", "'' is no option"),
         ("max_attempts=", "max_attempts is a whole number, at least 0, got ''"),
@@ -49,6 +49,7 @@ def test_every_option_can_be_said_in_an_address_and_as_an_argument() -> None:
         ("inline_bytes=0", "inline_bytes is a whole number from 1 to 1048576, got 0"),
         ("patience_seconds=0", "patience_seconds is a number, at least 0.001, got 0"),
         ("ack_sync_seconds=61", "ack_sync_seconds is a number from 0 to 60, got 61"),
+        ("trust_functions=1", "trust_functions is true or false, got '1'"),
         ("write_quorum=2&ack_quorum=3", "ack_quorum is at most write_quorum: 3 stores can't acknowledge what 2 keep"),
     ],
 )
@@ -63,6 +64,7 @@ def test_a_wrong_option_is_refused_with_a_hint(query: str, hint: str) -> None:
     [
         Options(write_quorum="3"),  # type: ignore[arg-type]
         Options(write_quorum=True),
+        Options(trust_functions=1),  # type: ignore[arg-type]
         Options(max_attempts=1.0),  # type: ignore[arg-type]
         Options(dedup_seconds=float("nan")),
         Options(write_quorum=2, ack_quorum=3),
@@ -76,14 +78,20 @@ def test_a_wrong_argument_is_refused_before_anything_is_opened(options: Options)
 
 @pytest.mark.parametrize("scheme", ANY)
 def test_an_option_that_a_queue_does_not_have_is_refused(scheme: str, tmp_path: Path) -> None:
-    address = {"memory": "memory:", "roq": "roq://zk1:2181/jobs"}.get(scheme, f"{scheme}://{tmp_path}/tasks")
+    servers = {
+        "roq": "roq://zk1:2181/jobs",
+        "postgresql": "postgresql://nobody.invalid/db?queue=jobs",
+        "jetstream": "jetstream://nobody.invalid/jobs",
+    }
+    address = {"memory": "memory:", **servers}.get(scheme, f"{scheme}://{tmp_path}/tasks")
+    mark = "&" if "?" in address else "?"
     for name, kind in KINDS.items():
         value = EXAMPLES[kind.number]
         if scheme in kind.schemes:
-            assert parse(f"{address}?{name}={value}").options.given() == {name: kind.number(value)}
+            assert parse(f"{address}{mark}{name}={value}").options.given() == {name: kind.number(value)}
             continue
-        with pytest.raises(InvalidConfiguration, match=rf"{name} is an option of \w+: addresses; this one is {scheme}:"):
-            parse(f"{address}?{name}={value}")
+        with pytest.raises(InvalidConfiguration, match=rf"{name} is an option of [\w: ]+: addresses; this one is {scheme}:"):
+            parse(f"{address}{mark}{name}={value}")
         with pytest.raises(InvalidConfiguration, match=rf"{name} is an option of"):
             open_backend(address, msgspec.convert({name: kind.number(value)}, Options))
     assert not [*tmp_path.iterdir()], "nothing was made"

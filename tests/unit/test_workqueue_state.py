@@ -366,5 +366,5 @@ def test_ends_of_old_leases_do_not_pile_up() -> None:
         (delivered,) = state.apply(Pop(0, W, n, 1, 600_000))
         assert isinstance(delivered, TasksDelivered)
         state.apply(Complete(0, delivered.handed[0].delivery, W))
-    assert len(state.fold._ends) < 5000
+    assert len(state.fold.ends) < 5000
     assert state.fold.next_due() is None

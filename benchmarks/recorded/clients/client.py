@@ -93,7 +93,8 @@ class Writer(Protocol):
 
 class Clients(NamedTuple):
     """A system's ways, by the names they have in tables; the first of each is the fastest, and fills and checks elsewhere. A
-    member makes its group unless it is there. unsettled: the group's messages that are not acknowledged, as it says."""
+    member makes its group unless it is there. unsettled: the group's messages that are not acknowledged, as it says. once: it
+    gives each message away once, so each turn needs messages of its own, and nothing can be replayed."""
 
     prepare: Callable[[str, str], None]
     publish: Mapping[str, Publish]
@@ -102,5 +103,6 @@ class Clients(NamedTuple):
     member: Mapping[str, Member]
     member_singly: Mapping[str, Member]
     unsettled: Callable[[str, str, str], int]
-    reader: Callable[[str, str, object], Reader]
-    writer: Callable[[str, str], Writer]
+    reader: Callable[[str, str, object], Reader] | None = None
+    writer: Callable[[str, str], Writer] | None = None
+    once: bool = False

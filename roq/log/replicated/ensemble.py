@@ -108,9 +108,35 @@ class SegmentHealth:
         return None
 
 
+class SegmentLeave:
+    """When an open segment is closed because hosts that keep it are being evacuated; of one writer's segments, one after the
+    other. Only if there are others for the next one, and ever more seldom while none of them takes it."""
+
+    def __init__(self, settings: LogSettings) -> None:
+        self._pause = self._least_pause = settings.repair_seconds
+        self._at = 0.0
+        self._hosts = frozenset[str](), frozenset[str]()
+
+    def due(self, nodes: frozenset[str], write_quorum: int, hosts: frozenset[str], leaving: frozenset[str], now: float) -> bool:
+        """Is it time to try? nodes: of all of the segment; leaving: those of `hosts` that are being evacuated."""
+        if (hosts, leaving) != self._hosts:
+            self._hosts, self._pause = (hosts, leaving), self._least_pause
+            self._at = min(self._at, now + self._pause)
+        needed = max(0, write_quorum - len(hosts - leaving))
+        if not leaving or len(nodes & leaving) <= needed:
+            self._pause = self._least_pause
+            return False
+        if now < self._at:
+            return False
+        self._at = now + self._pause
+        self._pause = min(2 * self._pause, PAUSE_MAX * self._least_pause)
+        return True
+
+
 class SegmentRepair:
     """When an open segment is closed before its time because some node of it misses entries, which only a closed one gets
-    copied; of one writer's segments, one after the other.
+    copied, or because it has too few nodes for what will come, also while it is empty; of one writer's segments, one after the
+    other.
 
     Only if the next one would have other nodes, or a node back that answers again: else a store that stays away would cost a
     segment every few seconds. And ever more seldom: a store that takes nothing though it answers (its disk is full) would too.
@@ -124,7 +150,7 @@ class SegmentRepair:
         """None unless it is time; then those of `hosts` that are to be asked whether they answer, for `helps`."""
         if hosts != self._hosts:
             self._hosts, self._pause = hosts, self._least_pause
-        if not (health.entries or health.any_lost) or now - health.since <= self._pause:
+        if now - health.since <= self._pause:
             return None
         if health.complete(min(write_quorum, len(hosts))):
             self._pause = self._least_pause

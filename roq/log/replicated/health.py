@@ -1,7 +1,8 @@
 """Which stores are fit for what, and which of them are chosen. Pure: time comes in, nothing is asked here.
 
 StoreHealth     all stores of a cluster: which live, which have room, which are given up
-rank, choose    rendezvous hashing, so that a host more or less moves as little as possible
+rank, choose, candidates
+                rendezvous hashing, so that a host more or less moves as little as possible
 """
 
 from __future__ import annotations
@@ -32,6 +33,15 @@ class Directory(Protocol):
     def hosts(self) -> frozenset[str]:
         """Hosts that live and whose store runs."""
 
+    def leaving(self) -> frozenset[str]:
+        """Those of them that are being evacuated: they give what they have, and get nothing new where others can have it."""
+
+
+def candidates(key: str, directory: Directory) -> list[str]:
+    """Hosts for something new, the best one first: those that stay, then those that are being evacuated."""
+    hosts, leaving = directory.hosts(), directory.leaving()
+    return [*rank(key, hosts - leaving), *rank(key, hosts & leaving)]
+
 
 class StoreHealth:
     """Stores as far as their user has seen. clock: monotonic seconds; missed_beats: heartbeats without an answer that make a
@@ -39,15 +49,20 @@ class StoreHealth:
 
     def __init__(self, directory: Directory, clock: Callable[[], float], missed_beats: int = 1) -> None:
         self._directory, self._clock, self._missed_beats = directory, clock, missed_beats
-        self._before: frozenset[str] = frozenset()
+        self._before: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
         self._missed: dict[str, int] = {}  # host -> heartbeats in a row
         self._full_until: dict[str, float] = {}
         self._away_since: dict[str, float] = {}
 
     def changed(self) -> bool:
-        """Are the hosts others than at the last call?"""
-        before, self._before = self._before, self._directory.hosts()
+        """Are the hosts, or those that are being evacuated, others than at the last call?"""
+        before, self._before = self._before, (self._directory.hosts(), self._directory.leaving())
         return before != self._before
+
+    def staying(self, hosts: Iterable[str]) -> list[str]:
+        """Those that are not being evacuated."""
+        leaving = self._directory.leaving()
+        return [host for host in hosts if host not in leaving]
 
     def dead(self, host: str) -> bool:
         """Did its store not answer the last heartbeats?"""

@@ -35,9 +35,12 @@ class SegmentReader:
         """The metadata, read now. Raises LogUnavailable (there is no such log), or what the one does who has them."""
         raise NotImplementedError
 
-    async def read_from(self, meta: LogMeta, after: int, wait_seconds: float = 0.0, *, ask_all: bool = False) -> list[Entry]:
+    async def read_from(
+        self, meta: LogMeta, after: int, wait_seconds: float = 0.0, *, ask_all: bool = False, last: int = 0
+    ) -> list[Entry]:
         """Confirmed entries behind position `after`, about 1 MiB at most; [] if there are none yet, and have not been for
-        `wait_seconds`. ask_all: before that is believed; one node alone may lag behind.
+        `wait_seconds`. ask_all: before that is believed; one node alone may lag behind. last: up to this one, which is known to
+        be confirmed; 0: all there are.
 
         Raises LogTrimmed (load the snapshot), LogUnavailable (no node that has it answers), DataLost (all answer, none has it).
         """
@@ -46,7 +49,7 @@ class SegmentReader:
             raise LogTrimmed()
         for segment in meta.segments:
             if segment.first <= position and (segment.state is not SegmentState.CLOSED or position <= segment.last):
-                return await self._read_segment(segment, position, wait_seconds, ask_all=ask_all)
+                return await self._read_segment(segment, position, wait_seconds, ask_all=ask_all, up_to=last)
         return []
 
     async def is_nothing_at(self, meta: LogMeta, position: int) -> bool:
@@ -74,11 +77,12 @@ class SegmentReader:
         return max(*known, segment.first - 1)
 
     async def _read_segment(
-        self, segment: SegmentMetadata, position: int, wait_seconds: float, *, ask_all: bool = False
+        self, segment: SegmentMetadata, position: int, wait_seconds: float, *, ask_all: bool = False, up_to: int = 0
     ) -> list[Entry]:
         fragment = segment.fragment_of(position)
         later = [one.first for one in segment.fragments if one.first > position]
         last = min(later) - 1 if later else max(segment.last, 0)  # 0: up to what is confirmed
+        last = min(last or up_to, up_to) if up_to else last
         nodes = sorted(fragment.nodes, key=lambda node: node != self._preferred)
         silent: list[str] = []
         none_yet: list[str] = []  # nodes that know of nothing more

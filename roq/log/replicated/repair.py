@@ -115,10 +115,12 @@ def plan(
     lacking: Collection[tuple[Holding, str]] = (),
     refusing: Collection[tuple[Holding, str]] = (),
     targets_max: int = 1,
+    leaving: Collection[str] = (),
 ) -> list[Copy]:
     """At most one Copy per holding. wanted: copies; live: hosts that may get some; gone: given up (a host that is neither is
     waited for); lacking: (holding, node) known to be incomplete; refusing: those that could not be filled lately; targets_max:
-    of one holding at a time.
+    of one holding at a time; leaving: live hosts that are being evacuated: they are sources, and others take their places.
+    While another named host is only waited for they don't: if it never came back, fewer copies would be left than could be.
 
     Nothing happens without a live source. Named nodes are filled before others are taken. Where no node is complete, entries
     are gathered from several; a blob is there or not.
@@ -127,11 +129,14 @@ def plan(
     for holding in what:
         incomplete = [node for node in holding.nodes if (holding, node) in lacking]
         complete = tuple(node for node in holding.nodes if node in live and node not in incomplete)
-        fill = sorted((node for node in incomplete if node in live), key=lambda node: (holding, node) in refusing)
+        filled = (node for node in incomplete if node in live and node not in leaving)
+        fill = sorted(filled, key=lambda node: (holding, node) in refusing)
         stuck = tuple(node for node in fill if (holding, node) in refusing)
-        replaced = stuck or tuple(node for node in holding.nodes if node in gone and node not in live)
+        given_up = tuple(node for node in holding.nodes if node in gone and node not in live)
+        settled = all(node in live for node in holding.nodes if node not in gone)
+        replaced = stuck or (*given_up, *(node for node in holding.nodes if node in leaving and settled))
         count = min(len(replaced) + max(wanted - len(holding.nodes), 0), targets_max)
-        candidates = {host for host in live if host not in holding.nodes}
+        candidates = {host for host in live if host not in holding.nodes and host not in leaving}
         fit = {host for host in candidates if (holding, host) not in refusing} or candidates
         spares = choose(holding.key, fit, count) if complete and count else ()
         if fill and (fill[0] not in stuck or not spares):

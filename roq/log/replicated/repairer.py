@@ -108,10 +108,16 @@ class LogRepairer:
         settings, meta = self._settings, self._owner.meta
         what = list(holdings(meta))
         live = frozenset(self._health.live())
-        gone = self._health.away({node for one in what for node in one.nodes}, settings.gone_seconds)
+        parts = [part for part in self._owner.open_parts() if part.first <= part.last]
+        named = {node for one in what for node in one.nodes} | {part.node for part in parts}
+        gone = self._health.away(named, settings.gone_seconds)
+        for part in parts:
+            if part.node in gone:
+                self._owner.lost(part)
         await self._compare(what, live)
         await self._verify(what, live)
-        copies = plan(what, meta.write_quorum, live, gone, self._lacking, self._refusing)
+        leaving = self._owner.stores.directory.leaving()
+        copies = plan(what, meta.write_quorum, live, gone, self._lacking, self._refusing, leaving=leaving)
         done = await asyncio.gather(*map(self._copy, copies))
         self._check_lost(what, live)
         if time.monotonic() - self._swept >= settings.garbage_every_seconds:

@@ -24,6 +24,7 @@ class LogSettings(BaseModel):
     window_entries: int = Field(default=200_000, ge=1)  # not acknowledged yet
     window_bytes: int = Field(default=64 * 1024 * 1024, ge=1)
     confirm_seconds: float = Field(default=0.005, gt=0)  # idle for so long: followers get the last acknowledgement
+    confirm_again_seconds: float = Field(default=1.0, gt=0)  # between two times at which all of them get it
     check_seconds: float = Field(default=0.1, gt=0)
     resend_seconds: float = Field(default=0.5, gt=0)  # a frame unanswered for so long is sent again
     store_seconds: float = Field(default=2.0, gt=0)  # a store silent for so long is replaced

@@ -34,11 +34,12 @@ log = logger(__name__)
 
 
 class StaticDirectory:
-    """A fixed directory, for tests and tools. `alive` may be changed."""
+    """A fixed directory, for tests and tools. `alive` and `evacuated` may be changed."""
 
     def __init__(self, endpoints: Mapping[str, str]) -> None:
         self.endpoints = dict(endpoints)
         self.alive = set(endpoints)
+        self.evacuated: set[str] = set()
 
     def endpoint(self, host: str) -> str | None:
         """Where the store is."""
@@ -48,14 +49,19 @@ class StaticDirectory:
         """What is said to live."""
         return frozenset(self.alive)
 
+    def leaving(self) -> frozenset[str]:
+        """What is said to be evacuated."""
+        return frozenset(self.evacuated & self.alive)
+
 
 class StoreDirectory:
-    """The cluster's stores. `on_change` is called when the answer of `hosts` or `endpoint` changes."""
+    """The cluster's stores. `on_change` is called when the answer of `hosts`, `leaving` or `endpoint` changes."""
 
     def __init__(self, session: Session, on_change: Callable[[], None] | None = None) -> None:
         self._session, self._on_change = session, on_change
         self._registered: frozenset[str] = frozenset()
         self._running: dict[str, bool] = {}
+        self._leaving: set[str] = set()
         self._endpoints: dict[str, str] = {}
         self._watches: dict[str, Watch[Node | None]] = {}
         self._roots: list[Watch[list[str]]] = []
@@ -87,6 +93,10 @@ class StoreDirectory:
         """Registered hosts whose store runs."""
         return frozenset(host for host in self._registered if self._running.get(host))
 
+    def leaving(self) -> frozenset[str]:
+        """Those of them that are being evacuated."""
+        return frozenset(self._leaving & self.hosts())
+
     def registered(self) -> int:
         """How many hosts there are, whether or not their store runs by now."""
         return len(self._registered)
@@ -105,6 +115,7 @@ class StoreDirectory:
             self._watches.pop(host).close()
             self._running.pop(host, None)
             self._endpoints.pop(host, None)
+            self._leaving.discard(host)
         self._seen["states"].set()
         self._changed()
 
@@ -116,6 +127,7 @@ class StoreDirectory:
                 report = from_json(node.data, HostReport)
             except FrameError:
                 return
+            (self._leaving.add if report.leaving else self._leaving.discard)(host)
             for process in report.processes:
                 if process.kind is ProcessKind.STORE and PORT in process.ports:
                     self._running[host] = process.state is ProcessState.RUNNING

@@ -7,7 +7,7 @@ import time
 
 from roq.errors import DataLost, LogFenced, LogUnavailable, NoHosts, RoqError, TemporaryError
 from roq.log.replicated import metadata
-from roq.log.replicated.health import rank
+from roq.log.replicated.health import candidates, rank
 from roq.log.replicated.metadata import Change, LogMeta, SegmentState
 from roq.log.replicated.recovery import SegmentRecovery
 from roq.log.replicated.stores import Stores
@@ -168,9 +168,9 @@ class TakeOver:
         spares = recovery.spares(self._stores.directory.hosts())
         if not spares:
             return ()
-        segment, candidates = recovery.segment.id, rank(recovery.segment.id, spares)
+        segment, ranked = recovery.segment.id, rank(recovery.segment.id, spares)
         try:
-            return await open_nodes(self._stores, segment, recovery.epoch, candidates, count, 1)
+            return await open_nodes(self._stores, segment, recovery.epoch, ranked, count, 1)
         except LogFenced as error:
             self._failed = error
         except TemporaryError as error:
@@ -197,8 +197,8 @@ def _undecided(recovery: SegmentRecovery, position: int, unsure: tuple[str, ...]
 async def announce(log_id: str, stores: Stores, meta: LogMeta, epoch: int, write_quorum: int) -> tuple[str, tuple[str, ...]]:
     """Id and nodes of the epoch's next segment. Raises LogFenced, NoHosts, LogUnavailable."""
     segment = f"{log_id}~{epoch}.{meta.serial}"  # never used twice
-    candidates, wanted = rank(segment, stores.directory.hosts()), max(meta.write_quorum, write_quorum)
-    nodes = await open_nodes(stores, segment, epoch, candidates, wanted, meta.ack_quorum)
+    hosts, wanted = candidates(segment, stores.directory), max(meta.write_quorum, write_quorum)
+    nodes = await open_nodes(stores, segment, epoch, hosts, wanted, meta.ack_quorum)
     if len(nodes) < wanted:
         fields = {"log": log_id, "nodes": len(nodes), "wanted": wanted}
         log.warning("log is under-replicated: too few stores for its next segment", extra={"fields": fields})

@@ -18,8 +18,8 @@ from roq.errors import Closed, LogFenced, LogUnavailable, PayloadTooLarge, RoqEr
 from roq.log.replicated import metadata
 from roq.log.replicated.appending import Appending
 from roq.log.replicated.chain import Chain, Guard
-from roq.log.replicated.ensemble import SegmentHealth, SegmentRepair
-from roq.log.replicated.health import Directory, choose, rank
+from roq.log.replicated.ensemble import SegmentHealth, SegmentLeave, SegmentRepair
+from roq.log.replicated.health import Directory, candidates
 from roq.log.replicated.metadata import LogMeta, SegmentState, SnapshotMetadata
 from roq.log.replicated.owner import LogOwner, now_ms, take
 from roq.log.replicated.repair import Holding, OpenPart, open_parts
@@ -52,6 +52,7 @@ class LogWriter(LogOwner):
         self._confirm_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._repair = SegmentRepair(settings)
+        self._leave = SegmentLeave(settings)
         self._busy = asyncio.Lock()  # one roll or ensemble change at a time
         self._open(chain.meta)
         stores.on_notice = self._notice
@@ -79,6 +80,7 @@ class LogWriter(LogOwner):
         self._appending = Appending(segment.id, self.epoch, segment.fragments[-1].nodes, meta.ack_quorum, segment.first)
         self._opened = time.monotonic()
         self._sent_confirmed = segment.first - 1  # the confirmed position the stores know
+        self._told_at = self._opened  # when each of them was told
         self._health = SegmentHealth(self.settings, self._appending, time.monotonic())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -165,8 +167,13 @@ class LogWriter(LogOwner):
     def _confirm(self) -> None:
         """Nothing was sent since the last acknowledgement: send it to the stores, so that followers see it."""
         self._confirm_timer = None
-        appending = self._appending
-        if self._error is None and appending.acked > self._sent_confirmed:
+        if self._error is None and self._appending.acked > self._sent_confirmed:
+            self._tell_confirmed()
+
+    def _tell_confirmed(self) -> None:
+        """Again after a while: nobody answers that, so it may have been lost, and a store that begins anew has forgotten it."""
+        appending, self._told_at = self._appending, time.monotonic()
+        if appending.acked >= self.meta.segments[-1].first:
             self._sent_confirmed = appending.acked
             for node in appending.nodes:
                 self.stores.send(node, appending.confirmation())
@@ -223,6 +230,8 @@ class LogWriter(LogOwner):
         """Send again what was lost, replace nodes that fail, roll."""
         while self._error is None:
             await asyncio.sleep(self.settings.check_seconds)
+            if time.monotonic() - self._told_at >= self.settings.confirm_again_seconds:
+                self._tell_confirmed()
             appending, health = self._appending, self._health
             if self._busy.locked():
                 continue
@@ -237,8 +246,20 @@ class LogWriter(LogOwner):
                 continue
             if health.long:
                 await self.roll()
+            elif fewer_of := self._to_leave(now):
+                await self.roll(fewer_of=fewer_of)
             elif await self._repair_due(health, now):
                 await self.roll(None if health.any_lost else health.sound)
+
+    def _nodes(self) -> frozenset[str]:
+        """Of all of the open segment."""
+        return frozenset(node for part in self.meta.segments[-1].fragments for node in part.nodes)
+
+    def _to_leave(self, now: float) -> frozenset[str]:
+        """Hosts that are being evacuated, if a segment on fewer of them is to be tried now."""
+        hosts, leaving = self.stores.directory.hosts(), self.stores.directory.leaving()
+        wanted = max(self.meta.write_quorum, self.quorums[0])
+        return leaving if self._leave.due(self._nodes(), wanted, hosts, leaving, now) else frozenset()
 
     async def _repair_due(self, health: SegmentHealth, now: float) -> bool:
         """Does some node miss entries, and would the next segment be better?"""
@@ -257,9 +278,9 @@ class LogWriter(LogOwner):
         due = health.due(bad, now)
         if self._error is not None or not due or not spares or not self._chain.connected:
             return False
-        candidates = rank(appending.segment, spares)
+        ranked = [host for host in candidates(appending.segment, self.stores.directory) if host in spares]
         try:
-            fresh = await open_nodes(self.stores, appending.segment, self.epoch, candidates, len(due), 1)
+            fresh = await open_nodes(self.stores, appending.segment, self.epoch, ranked, len(due), 1)
         except TemporaryError as error:
             if isinstance(error, LogFenced):
                 raise
@@ -281,10 +302,10 @@ class LogWriter(LogOwner):
             self._acknowledge(before, acked)
             self._flush()
 
-    async def roll(self, sound: frozenset[str] | None = None) -> None:
+    async def roll(self, sound: frozenset[str] | None = None, fewer_of: frozenset[str] = frozenset()) -> None:
         """Close the segment and go on in a new one, on the hosts that are best now. Raises LogFenced.
 
-        sound: only if the nodes will be others than these."""
+        sound: only if the nodes will be others than these; fewer_of: only if it will be on fewer of these."""
         async with self._busy:
             appending, health = self._appending, self._health
             health.since = time.monotonic()  # if it fails, again after `repair_seconds`
@@ -300,6 +321,8 @@ class LogWriter(LogOwner):
                 return
             if frozenset(nodes) == sound == frozenset(appending.nodes):
                 return  # what answered a moment ago took no segment
+            if fewer_of and len(fewer_of.intersection(nodes)) >= len(fewer_of & self._nodes()):
+                return  # those that stay took none
             self._rolling = True
             try:
                 if not await self._drain(appending):
@@ -360,7 +383,7 @@ class LogWriter(LogOwner):
         meta = self.meta
         self._snapshots += 1  # a name is never used twice: one that was deleted is refused for a while
         blob = f"{self.log_id}~snapshot-{self.epoch}.{meta.serial}.{position}.{self._snapshots}"
-        hosts = choose(blob, self.stores.directory.hosts(), meta.write_quorum)
+        hosts = tuple(candidates(blob, self.stores.directory)[: meta.write_quorum])
         if len(hosts) < meta.ack_quorum:
             raise LogUnavailable(f"{len(hosts)} hosts with a store, a snapshot needs {meta.ack_quorum}")
         self.uploads.add(blob)
@@ -373,6 +396,9 @@ class LogWriter(LogOwner):
             nodes = tuple(node for node in nodes if (holding, node) not in found.lacking)
             if len(nodes) < meta.ack_quorum:
                 raise LogUnavailable(f"only {', '.join(nodes) or 'no host'} kept snapshot {blob}, it needs {meta.ack_quorum}")
+            leaving = self.stores.directory.leaving()
+            if leaving.intersection(nodes) and len(self.stores.directory.hosts() - leaving) >= len(nodes):
+                raise LogUnavailable(f"a host that keeps snapshot {blob} is being evacuated since: it is made again elsewhere")
             await self.change(lambda meta: metadata.set_snapshot(meta, SnapshotMetadata(position, blob, len(data), nodes)))
         finally:
             self.uploads.discard(blob)

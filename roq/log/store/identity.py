@@ -84,7 +84,7 @@ async def register(session: Session, directory: Path, host: str, cookie: Cookie 
     what = "is empty" if cookie is None else f"has the identity {cookie.uuid}"
     raise InvalidConfiguration(
         f"the store of host {host!r} has the disk {known.uuid}, but {directory} {what}. Mount the right disk; if it is lost "
-        f"for good, remove the node {session.address.chroot}/{path} from ZooKeeper, and what it held is copied from others; "
+        f"for good, `roq host new-disk {host}` lets an empty one be taken, and what it held is copied from others; "
         "`roq doctor` says when that is done"
     )
 

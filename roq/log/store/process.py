@@ -76,7 +76,7 @@ async def serve(spec: ChildSpec, stop: asyncio.Event, beside: BesideStore) -> No
         if cookie is None:
             cookie = await accept_disk(spec, directory)
     except OSError as error:
-        raise StorageFailed(f"can't tell whose disk {directory} is on: {error}") from error
+        raise StorageFailed(f"the cookie of {directory}, which names its disk, can't be read or written: {error}") from error
     server = StoreServer(directory, spec.host, spec.address, spec.ports["clients"], fail, disk_name=cookie.uuid)
     if not fresh:
         server.storage.doubt(takes_entries=proved_in_this_boot(directory))  # before the first request is read

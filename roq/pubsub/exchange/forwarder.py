@@ -4,7 +4,8 @@ What one publisher sent in one piece leaves in as few pieces as there are runs f
 same bytes, undecoded. A publisher is welcomed by the token of the Exchange, and told what was forwarded when it asks (MARK) or
 ends a path (FIN). A subscriber is told when its subscriptions are active (ATTACHED). Each has a bounded queue:
 
-    drop    frames for a full one are dropped and counted; control frames are not, until it has twice its bound: then it is cut
+    drop    frames for a full one are dropped and counted; control frames are not, until it has twice its bound: then it is cut.
+            One that is told of the tape is told what was dropped (dropped.py) before it is told that more is stored
     block   while one is full nothing is read from publishers; one that shows no sign of life meanwhile is cut
 
 In a recorded queue everything is also written to the Exchange's tape (recorder.py); publishers that ask (STORE) are told what
@@ -18,12 +19,15 @@ Not covered: who belongs to the queue (the Monitor).
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from roq.errors import FrameError
+from roq.pubsub.exchange.dropped import DroppedTopics
+from roq.pubsub.exchange.publish_quota import PublishQuotas
 from roq.pubsub.exchange.recorder import Recorder
 from roq.pubsub.exchange.runs import FrameRun, FrameRuns
 from roq.runtime.connections import Peer, Server
@@ -33,7 +37,7 @@ from roq.runtime.security import Security
 from roq.wire import frame as frames
 from roq.wire import zmtp
 from roq.wire.assignment import Overflow, QueueSettings
-from roq.wire.card import Right
+from roq.wire.card import Card, CardRole, Right
 from roq.wire.frame import CONTROL_PREFIX, SUBSCRIBE_ALL, FrameKind, StoredUpTo, welcome
 from roq.wire.limits import (
     BLOCK_BYTES_QUEUED,
@@ -46,8 +50,9 @@ from roq.wire.rights import check_member
 
 LOOK_SECONDS = 1.0  # between two looks at those who are full
 SILENT_LOOKS_MAX = 10  # of one that is full, takes nothing and says nothing: longer than any pause of a healthy program
+FENCES_KEPT = 10_000  # as the Monitor does
 ANSWERED = (FrameKind.MARK, FrameKind.FIN, FrameKind.STORE)
-OWN = (FrameKind.ATTACHED, FrameKind.TAPED)
+OWN = (FrameKind.ATTACHED, FrameKind.TAPED, FrameKind.INDEX)
 TAPED_PREFIX = frames.control_prefix(FrameKind.TAPED)
 _BUNDLE = bytes((FrameKind.BUNDLE,))  # data, sent again
 
@@ -89,15 +94,15 @@ class Forwarder:
         self.frame_bytes_max = settings.max_frame_bytes + FRAME_OVERHEAD_BYTES
         self.queue_bytes = queue_bytes(settings)
         self.subscriptions = Subscriptions[SubscribedPeer]()
-        self.counters, self.refusals = counters, Refusals(log, counters)
+        self.counters, self.refusals, self._quotas = counters, Refusals(log, counters), PublishQuotas()
         self.greeting = zmtp.frame(SUBSCRIBE_ALL) + zmtp.frame(welcome(token))
         self.recorder: Recorder | None = None  # while the queue is recorded
         self._token, self._tape_full = token, False
-        self._told_of_tape: dict[SubscriberPeer, None] = {}
+        self.fences = dict[int, int]()  # publishers whose paths up to this one are refused; fenced last comes last
+        self._told_of_tape = dict[SubscriberPeer, None]()
         self.attached = zmtp.frame(frames.encode_control(FrameKind.ATTACHED, 0, 0, 0, token, time.time_ns()))
         self._frames_in = self._bytes_in = self._frames_out = self._bytes_out = 0
-        self._full: dict[SubscriberPeer, None] = {}
-        self._turns: dict[PublisherPeer, None] = {}  # who was read last comes last
+        self._full, self._turns = dict[SubscriberPeer, None](), dict[PublisherPeer, None]()  # who was read last comes last
         self._looking: asyncio.TimerHandle | None = None
         self._front = Server(
             address,
@@ -187,6 +192,7 @@ class Forwarder:
                 subscriber.transport.write(self._taped(position))
                 self._told_of_tape[subscriber] = None
 
+        subscriber.dropped = subscriber.dropped or DroppedTopics()  # the answer may come later, and speaks of now
         if self.recorder is None:
             tell(0)
         else:
@@ -197,7 +203,7 @@ class Forwarder:
         if self._told_of_tape:
             frame = self._taped(position)
             for subscriber in self._told_of_tape:
-                subscriber.send([frame])
+                subscriber.send_taped(frame)
 
     def _taped(self, position: int) -> bytes:
         return zmtp.frame(frames.encode_control(FrameKind.TAPED, 0, 0, position, self._token, time.time_ns()))
@@ -206,6 +212,29 @@ class Forwarder:
         """Its connection ended."""
         self._told_of_tape.pop(subscriber, None)
         self.has_room(subscriber)
+
+    def fence(self, publisher: int, path: int, done: Callable[[], None]) -> None:
+        """Take nothing more of this publisher's paths up to this one. done: called once what was taken is stored."""
+        path = max(path, self.fences.pop(publisher, 0))
+        self.fences[publisher] = path
+        if len(self.fences) > FENCES_KEPT:
+            del self.fences[next(iter(self.fences))]
+        for peer in [one for one in self._turns if one.path_of(publisher) <= path]:
+            log.warning("a producer was opened anew: the connection of the one before is cut")
+            self.counters["producers_fenced"] += 1
+            peer.transport.abort()
+        if self.recorder is None:
+            done()
+        else:
+            self.recorder.when_stored(lambda position: done())
+
+    def spend(self, publisher: PublisherPeer, card: Card, size: int) -> None:
+        """So much was read of a publisher whose card has a quota."""
+        loop = asyncio.get_running_loop()
+        if seconds := self._quotas.spend(card, size, loop.time()):
+            self.counters["publishers_slowed"] += 1
+            publisher.hold("quota")
+            loop.call_later(seconds, publisher.release, "quota")
 
     def was_read(self, publisher: PublisherPeer) -> None:
         """The others go first when publishers have waited."""
@@ -246,12 +275,15 @@ class PublisherPeer(Peer, asyncio.Protocol):
         self._asked: list[bytes] = []  # control frames to be answered
         self._recorder: Recorder | None = None  # that took what came last
         self._mixed = self._began = False  # of what nothing was confirmed, some was taken by no recorder, or by another one
+        self._opened = (0, 0)  # publisher, and its newest path
         self._wants_stored = False  # what it is told of its paths' ends, too, is told once that is stored
 
     def data_received(self, data: bytes) -> None:
         """For the loop."""
         forwarder, finished = self._forwarder, False
         forwarder.was_read(self)
+        if self.card is not None and self.card.quota.publish_bytes_per_second:
+            forwarder.spend(self, self.card, len(data))
         data = self.opened(data)
         try:
             if self._runs is None:
@@ -295,8 +327,19 @@ class PublisherPeer(Peer, asyncio.Protocol):
         kind = body[2] if len(body) > 2 else 0
         if kind in OWN:
             raise FrameError(f"a frame of kind {kind}, which only an Exchange sends")
+        if kind == FrameKind.RETIRE and self.card is not None and self.card.role is CardRole.CLIENT:
+            raise FrameError(f"a publisher, {self.card.name}, can't retire an Exchange: only the Monitor does")
         if kind in ANSWERED:
             self._asked.append(body)
+        elif kind == FrameKind.OPEN:
+            _, header, _ = frames.parse(body)
+            if header.path <= self._forwarder.fences.get(header.publisher, 0):
+                raise FrameError(f"path {header.path} of a producer that was opened anew since")
+            self._opened = header.publisher, header.path
+
+    def path_of(self, publisher: int) -> float:
+        """Its newest one here, if this is that publisher's connection; else beyond any."""
+        return self._opened[1] if self._opened[0] == publisher else math.inf
 
     def _answer(self) -> None:
         """Everything before these frames is with the subscribers' queues by now, and on its way to the tape."""
@@ -343,6 +386,8 @@ class SubscriberPeer(SubscribedPeer):
         super().__init__(server, forwarder.subscriptions)
         self._forwarder = forwarder
         self._full = False
+        self.dropped: DroppedTopics | None = None  # of one that is told of the tape
+        self._taped = b""  # what it is to be told of it once it has room
         self._seen = (0, 0, 0)  # what was heard, what waited, for how many looks neither changed
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -374,12 +419,16 @@ class SubscriberPeer(SubscribedPeer):
 
     def _send_control(self, data: bytes) -> None:
         """Of these frames, only those that say where a publisher is: without them others would wait, or gaps stay unknown."""
-        dropped, kept = 0, []
+        dropped, kept, told = 0, [], self.dropped
         for flags_at, begin, stop in zmtp.frames_in(data):
             if data.startswith(CONTROL_PREFIX, begin) and data[begin + 2 : begin + 3] != _BUNDLE:
                 kept.append(data[flags_at:stop])
             else:
                 dropped += 1
+                if told is not None:
+                    told.add(data[begin:stop])
+        if told is not None and told.is_full:
+            kept += self._what_was_dropped(told)
         self._forwarder.counters["frames_dropped"] += dropped
         if not kept:
             return
@@ -387,6 +436,17 @@ class SubscriberPeer(SubscribedPeer):
         if self.transport.get_write_buffer_size() > 2 * self._forwarder.queue_bytes:
             self._forwarder.refusals.note("slow_subscriber", "it takes not even control frames: its connection is cut")
             self.transport.abort()
+
+    def send_taped(self, frame: bytes) -> None:
+        """Up to where everything is stored; once it is known what of that it does not get."""
+        if self.dropped:
+            self._taped = frame
+        else:
+            self.send([frame])
+
+    def _what_was_dropped(self, dropped: DroppedTopics) -> list[bytes]:
+        taped, self._taped = self._taped, b""
+        return [*map(zmtp.frame, dropped.watermarks(time.time_ns())), taped]
 
     def pause_writing(self) -> None:
         """For the transport."""
@@ -397,6 +457,8 @@ class SubscriberPeer(SubscribedPeer):
         """For the transport."""
         self._full = False
         self._forwarder.has_room(self)
+        if self.dropped:
+            self.transport.write(b"".join(self._what_was_dropped(self.dropped)))
 
     def waiting_bytes_max(self) -> int:
         """A full queue alone is no reason to drop one that asks."""

@@ -5,6 +5,8 @@ ENTRY_BYTES. Entries are numbered here from 1; `base` is the position in the log
 log, so after the writer had to stop (too few stores answered) the next one finds the same entries up to its end, and the rest
 is written again, under the same positions. While more than HELD_BYTES wait for stores, publishers wait.
 
+Some positions are for an index of the topics before them (wire/tape_index.py).
+
 Whoever takes the log away from us (LogFenced) has replaced this Exchange: the process ends.
 """
 
@@ -20,20 +22,44 @@ from typing import Any
 from roq.coordination import paths
 from roq.coordination.link import Check
 from roq.coordination.session import Session
-from roq.errors import Closed, DataLost, LogFenced, ProcessFailed, RoqError, TemporaryError
+from roq.errors import (
+    Closed,
+    DataLost,
+    FrameError,
+    LogFenced,
+    LogTrimmed,
+    LogUnavailable,
+    ProcessFailed,
+    RoqError,
+    TemporaryError,
+)
 from roq.log.replicated.owner import now_ms
+from roq.log.replicated.reader import LogReader
 from roq.log.replicated.repairer import LogRepairer
 from roq.log.replicated.settings import LogSettings, RepairSettings
 from roq.log.replicated.stores import StoreDirectory
 from roq.log.replicated.writer import LogWriter
 from roq.pubsub.exchange.runs import FrameRun
+from roq.pubsub.exchange.topic_index import TopicIndexBuilder
 from roq.runtime.backoff import delays
 from roq.runtime.observe import Counters, logger
 from roq.runtime.run import Tasks
+from roq.wire import zmtp
 from roq.wire.assignment import QueueRecord, from_json
-from roq.wire.recording import ENTRY_BYTES, Recording, encode_entry, tape_log
+from roq.wire.recording import (
+    ENTRY_BYTES,
+    Recording,
+    encode_entry,
+    entry_time,
+    messages_before,
+    messages_in,
+    tape_log,
+    with_before,
+)
+from roq.wire.tape_index import is_index
 
 HELD_BYTES = 32 * 1024 * 1024  # waiting for stores: from here on publishers wait, until half of it is left
+SKEW_MS = 5_000  # between clocks: a clock that is further back than the tape's last entry is worth a word
 ENTRIES_AT_ONCE = 2  # under way while a new entry is made of what has come; a full one goes in any case
 LOST_RETRY_SECONDS = 5.0
 STORES_SECONDS = 5.0  # for stores of hosts that are there to start
@@ -79,6 +105,10 @@ class Recorder:
         self._made = 0  # … that there is
         self._waiting = 0  # bytes of all that is not known to be stored
         self._base: int | None = None
+        self._index = TopicIndexBuilder()
+        self._messages = 0  # on the tape up to the last entry made; before `_base` is known, of those made here
+        self._time = 0  # of that entry (milliseconds since 1970)
+        self._clock_is_back = False  # that was told
         self._asked: list[tuple[Told, int]] = []  # before that is known
         self._full = self._scheduled = False
         self._emptied = asyncio.Event()
@@ -139,11 +169,32 @@ class Recorder:
         pieces, told = self._pieces, self._told
         self._waiting -= self._bytes
         self._pieces, self._told, self._bytes = [], [], 0
+        if self._base is not None and is_index(self._base + self._made + 1):
+            index = self._index.finish(time.time_ns())
+            if index is not None:
+                self._make([zmtp.frame(index)], [])
+        self._make(pieces, told)
+        self._give()
+
+    def _make(self, pieces: Sequence[bytes | memoryview], told: list[Told]) -> None:
+        """The next entry."""
         self._made += 1
-        entry = TapeEntryUnderWay(self._made, encode_entry(now_ms(), pieces), told)
+        entry, topics = TapeEntryUnderWay(self._made, encode_entry(self._now(), pieces, self._messages), told), set[bytes]()
+        self._messages += messages_in(entry.data, topics)
         self._waiting += len(entry.data)
         self._under_way.append(entry)
-        self._give()
+        if self._base is not None:
+            self._index.add(self._base + self._made, topics)
+
+    def _now(self) -> int:
+        """Times on a tape never go back, though the host's clock does: who begins at a time looks for it there."""
+        now = now_ms()
+        self._time = max(self._time, now)
+        if self._time - now > SKEW_MS and not self._clock_is_back:
+            fields = {"log": self.log_id, "behind_seconds": (self._time - now) // 1000}
+            log.warning("the clock was set back: until it is where it was, entries have that time", extra={"fields": fields})
+        self._clock_is_back = self._time - now > SKEW_MS
+        return self._time
 
     def _give(self) -> None:
         """To the writer, as much as it takes."""
@@ -211,6 +262,12 @@ class Recorder:
         write, ack = self.recording.record.quorums(len(directory.hosts()))
         settings = LogSettings(write_quorum=write, ack_quorum=ack, segment_entries=SEGMENT_ENTRIES)
         writer = await LogWriter.take_over(session, self.log_id, directory, settings, TERM, partial(self._wanted, session))
+        if self._base is None and writer.confirmed:
+            try:
+                await self._count_on(LogReader(session, self.log_id, directory), writer.confirmed)
+            except BaseException:
+                await writer.close()
+                raise
         self.writer = writer
         if self._base is None:
             self._base = writer.confirmed
@@ -220,6 +277,24 @@ class Recorder:
         self._given = max(0, writer.confirmed - self._base)
         self._stored(writer.confirmed)
         return writer
+
+    async def _count_on(self, reader: LogReader, last: int) -> None:
+        """From what the last entry says that is there. Of a tape whose last entry is gone it begins anew: who reads what lies
+        before it does not know how much follows."""
+        try:
+            found = await reader.read_from(await reader.refresh(), last - 1)
+            if not found:
+                raise LogUnavailable(f"entry {last} of {self.log_id} is not there yet")
+            entry = found[0][1]
+            before, written = (messages_before(entry) or 0) + messages_in(entry), entry_time(entry)
+        except (LogTrimmed, DataLost, FrameError) as error:
+            log.info("messages of the tape are counted from 0, its last entry can't be read: %s", error)
+            return
+        finally:
+            reader.close()
+        for made in self._under_way:  # before that was known
+            made.data = with_before(made.data, before + (messages_before(made.data) or 0), written)
+        self._messages, self._time = self._messages + before, max(self._time, written)
 
     async def _stores_come(self, directory: StoreDirectory) -> None:
         """The first time they may be starting, too: wait for them a little, rather than to begin with fewer copies."""

@@ -8,7 +8,33 @@ from roq.log.replicated.metadata import LogMeta, SegmentMetadata, SegmentState, 
 from roq.wire.recording import Record
 
 DAY_MS = 86_400_000
+STEP_MS = 1_000  # between two looks: more is no drift
+BELIEVED_SECONDS = 6 * 3600.0
 SEGMENTS_MAX = 1_800  # of one tape; a log may not have many more, so from here on the oldest go, whatever the Record says
+
+
+class ExpiryClock:
+    """What time it is, for what is dropped by its age. A clock that is set ahead is not believed before BELIEVED_SECONDS: what
+    is dropped does not come back when it is set right."""
+
+    def __init__(self) -> None:
+        self._anchor: tuple[int, float] | None = None  # the time, and when that was (monotonic)
+        self._ahead_since: float | None = None  # monotonic
+
+    def now(self, wall_ms: int, monotonic: float) -> int:
+        """wall_ms: what the host's clock says. Milliseconds since 1970."""
+        if self._anchor is None:
+            self._anchor = wall_ms, monotonic
+        steady_ms = self._anchor[0] + round((monotonic - self._anchor[1]) * 1000)
+        if wall_ms - steady_ms <= STEP_MS:
+            self._ahead_since, self._anchor = None, (wall_ms, monotonic)
+            return wall_ms
+        if self._ahead_since is None:
+            self._ahead_since = monotonic
+        if monotonic - self._ahead_since >= BELIEVED_SECONDS:
+            self._ahead_since, self._anchor = None, (wall_ms, monotonic)
+            return wall_ms
+        return steady_ms
 
 
 def expired(tapes: Mapping[str, LogMeta], sizes: Mapping[str, int], record: Record, now_ms: int) -> dict[str, int]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from functools import partial
+from typing import Any
 
 from roq.coordination import paths
 from roq.coordination.session import Session
@@ -24,7 +25,7 @@ from roq.log.replicated.settings import LogSettings, RepairSettings
 from roq.log.replicated.stores import StoreDirectory
 from roq.pubsub.exchange.forwarder import Forwarder
 from roq.pubsub.exchange.recorder import TERM, Recorder
-from roq.pubsub.exchange.retention import SEGMENTS_MAX, expired
+from roq.pubsub.exchange.retention import SEGMENTS_MAX, ExpiryClock, expired
 from roq.runtime.backoff import delays
 from roq.runtime.observe import Counters, logger
 from roq.runtime.run import Tasks
@@ -33,6 +34,8 @@ from roq.wire.recording import Record, Recording, tape_exchange, tapes_prefix
 
 LOOK_SECONDS = 5.0
 EXPIRE_EVERY = 6  # looks
+ADOPTED_AT_ONCE = 16
+RETRY_SECONDS = 15.0  # after a tape could not be taken over
 EMPTY_SECONDS = 180.0  # after its last segment expired a tape is forgotten: by then the stores have dropped it, too
 ROLL_SECONDS_MIN, ROLL_SECONDS_MAX = 60.0, 6 * 3600.0
 ROLLS = 8  # in the time for which messages are kept, at least: what is dropped is a whole segment
@@ -75,7 +78,9 @@ class TapeCare:
         self._writing: asyncio.Task[None] | None = None  # of it, or the end of what was recorded before
         self._found: asyncio.Future[tuple[Session, StoreDirectory]] = asyncio.get_running_loop().create_future()
         self._kept: dict[str, KeptTape] = {}
-        self._adopting = asyncio.Lock()
+        self._clock = ExpiryClock()
+        self._adopting: dict[str, asyncio.Task[None]] = {}  # by log: it is being taken over
+        self._retry_at: dict[str, float] = {}  # by log that could not be (monotonic)
         self._tasks = Tasks(fail)
 
     def configure(self, recording: Recording | None) -> None:
@@ -112,8 +117,8 @@ class TapeCare:
         """Once what was recorded before is sealed, and nobody here is just taking that tape over to look after it."""
         if former is not None:
             await asyncio.wait({former})
-        async with self._adopting:
-            pass
+        if (adopting := self._adopting.get(recorder.log_id)) is not None:
+            await asyncio.wait({adopting})
         await recorder.run(*await asyncio.shield(self._found))
 
     async def _end(self, recorder: Recorder, writing: asyncio.Task[None] | None) -> None:
@@ -143,7 +148,7 @@ class TapeCare:
                 await self._look(session, directory, expire=looks % EXPIRE_EVERY == 0)
                 looks += 1
             except RoqError as error:
-                log.info("the queue's tapes can't be looked after now, trying again: %s", error)
+                log.info("the queue's tapes can't be maintained now, retrying: %s", error)
             await asyncio.sleep(LOOK_SECONDS)
 
     # --- looking after them -------------------------------------------------------------------------------------------
@@ -160,33 +165,39 @@ class TapeCare:
         mine = {log_id for log_id in tapes if self._exchange == _keeper_of(log_id, exchanges)}
         if self._recorder is not None:
             mine.discard(self._recorder.log_id)
-            self._recorder.grow(len(directory.hosts()))
+            self._recorder.grow(len(directory.hosts() - directory.leaving()))
             await self._roll(self._recorder, recording.record)
         for log_id in [log_id for log_id, kept in self._kept.items() if log_id not in mine or kept.keeper.error is not None]:
             await self._kept.pop(log_id).close()
-        for log_id in sorted(mine - self._kept.keys()):
-            async with self._adopting:
-                if self._recorder is None or log_id != self._recorder.log_id:
-                    await self._adopt(session, directory, log_id, recording.record)
+        self._adopt_all(mine, partial(self._adopt, session, directory, record=recording.record))
         if expire:
             await self._expire(recording, tapes, directory.hosts())
         await self._forget_empty(session, exchanges)
 
-    async def _adopt(self, session: Session, directory: StoreDirectory, log_id: str, record: Record) -> None:
+    def _adopt_all(self, mine: set[str], adopt: Callable[[str], Coroutine[Any, Any, None]]) -> None:
+        """Those that are not kept yet, beside the rest: one whose stores are gone takes its time."""
+        now, mine = time.monotonic(), mine - ({self._recorder.log_id} if self._recorder is not None else set())
+        self._adopting = {log_id: task for log_id, task in self._adopting.items() if not task.done()}
+        self._retry_at = {log_id: at for log_id, at in self._retry_at.items() if log_id in mine}
+        retry_at = {log_id: self._retry_at.get(log_id, 0.0) for log_id in mine - self._kept.keys() - self._adopting.keys()}
+        for at, log_id in sorted((at, log_id) for log_id, at in retry_at.items()):
+            if len(self._adopting) < ADOPTED_AT_ONCE and now >= at:
+                self._adopting[log_id] = self._tasks.start(adopt(log_id), f"take-over of {log_id}")
+
+    async def _adopt(self, session: Session, directory: StoreDirectory, log_id: str, *, record: Record) -> None:
         write, ack = record.quorums(len(directory.hosts()))
         settings = LogSettings(write_quorum=write, ack_quorum=ack)
         try:
             keeper = await LogKeeper.take_over(session, log_id, directory, settings, TERM)
         except LogFenced as error:
-            log.info("tape is looked after elsewhere", extra={"fields": {"log": log_id, "reason": str(error)}})
+            log.info("tape adopted by another Exchange", extra={"fields": {"log": log_id, "reason": str(error)}})
             return
         except RoqError as error:
-            log.warning(
-                "tape was left open and can't be closed now, trying again: %s", error, extra={"fields": {"log": log_id}}
-            )
+            self._retry_at[log_id] = time.monotonic() + RETRY_SECONDS
+            log.warning("tape was left open and can't be closed now, retrying: %s", error, extra={"fields": {"log": log_id}})
             return
         self._kept[log_id] = KeptTape(keeper)
-        log.info("tape is looked after here", extra={"fields": {"log": log_id, "last": keeper.meta.next_first - 1}})
+        log.info("tape adopted", extra={"fields": {"log": log_id, "last": keeper.meta.next_first - 1}})
 
     async def _roll(self, recorder: Recorder, record: Record) -> None:
         seconds = min(max(record.days * DAY_SECONDS / ROLLS, ROLL_SECONDS_MIN), ROLL_SECONDS_MAX)
@@ -196,8 +207,9 @@ class TapeCare:
     async def _expire(self, recording: Recording, tapes: dict[str, LogMeta], hosts: Collection[str]) -> None:
         record = recording.record
         sizes = await self._sizes(recording, hosts) if record.max_bytes else {}
+        now = self._clock.now(now_ms(), time.monotonic())
         owners = {owner.log_id: owner for owner in self._owners()}
-        for log_id, position in expired(tapes, sizes, record, now_ms()).items():
+        for log_id, position in expired(tapes, sizes, record, now).items():
             owner = owners.get(log_id)
             if owner is not None and owner.error is None:
                 await owner.change(partial(metadata.trim, position=position))

@@ -35,6 +35,7 @@ from roq.errors import (
     PublisherNotFound,
     RoqError,
 )
+from roq.pubsub.monitor.fences import Fences, still_taking
 from roq.pubsub.monitor.records import (
     CARRYING,
     JOINING_SECONDS,
@@ -93,6 +94,7 @@ class Membership:
         self._use = terms_of_use
         self.exchanges: dict[str, Exchange] = {}
         self.publishers: dict[int, PublisherRecord] = {}
+        self.fences = Fences()
         self.subscribers: dict[int, SubscriberRecord] = {}
         self._behind: dict[int, int] = {}  # subscribers that understand less than this version does: what they understand
         self._waiting: list[PendingRequest] = []
@@ -105,17 +107,17 @@ class Membership:
 
     # --- Exchanges ----------------------------------------------------------------------------------------------------
 
-    def exchange_report(self, report: wire.ExchangeReport, now: float) -> list[Instruction]:
+    def exchange_report(self, report: wire.ExchangeReport, now: float, peer: bytes = b"") -> list[Instruction]:
         """An Exchange lives. A new one, or a new life of one, has to be proved."""
         address = report.exchange
         known = self.exchanges.get(address.id)
         if known is not None and known.address == address:
-            known.last_report = now
+            known.last_report, known.peer = now, peer
             return []
         out: list[Instruction] = []
         if known is not None:
             out.append(Unwatch(known.address))
-        fresh = Exchange(address, report.host, now)
+        fresh = Exchange(address, report.host, now, peer, report.protocol)
         if self._begun is not None and known is None:  # later: one that has forwarded anything was known to somebody
             fresh.may_carry = now - self._begun < NEWCOMER_SECONDS or report.frames_in > 0
         if known is not None:  # another life of it: its publishers replay once it, or another one, is proved
@@ -155,8 +157,10 @@ class Membership:
     # --- publishers ---------------------------------------------------------------------------------------------------
 
     def join_publisher(self, request: wire.JoinPublisher, peer: bytes, now: float) -> wire.PublisherWelcome:
-        """Assign an Exchange, or confirm the one a rejoining publisher is on. Raises NotReady while none is active."""
+        """Assign an Exchange, or confirm the one a rejoining publisher is on. Raises NotReady; for a producer ProducerFenced,
+        IncompatibleVersion."""
         self._started = self._started or now
+        self._check_fences(request, now)
         if not request.path and not self._newcomers_served(now):
             raise NotReady("this Monitor has taken over: not every subscriber may have come back to it yet")
         here = self.exchanges.get(request.exchange) if request.path else None
@@ -167,8 +171,12 @@ class Membership:
             exchange, path = here, request.path
             here.may_carry = True
         else:
-            exchange = self._least_loaded(request.exchange)
-            path = max(request.path, known.path if known and here is None else 0) + 1
+            last = self.exchanges.get(known.exchange if known and request.above else request.prefer)
+            stays = last is not None and last.state is ExchangeState.ACTIVE and not request.path
+            exchange = last if last is not None and stays else self._least_loaded(request.exchange)
+            # of a producer nobody has used the path behind `above`: there its subscribers need not wait for one in between
+            before = known.path if known and here is None and not request.above else 0
+            path = max(request.path, request.above, before) + 1
         publisher = PublisherRecord(peer, exchange.address.id, path, now, request.protocol, request.needs)
         if known is not None:
             publisher.offered = known.offered
@@ -180,6 +188,31 @@ class Membership:
         use = self._use
         terms = (use.overflow, use.max_frame_bytes, (), "", self.understood(now))
         return wire.PublisherWelcome(self.term, path, exchange.address, *terms)
+
+    def fence(self, request: wire.JoinPublisher, peer: bytes, now: float) -> list[Instruction]:
+        """A publisher joins: what is told before it is let in. Whoever was one of its id before publishes nothing more."""
+        known = self.publishers.get(request.publisher)
+        if self.fences.refuses(request.publisher, request.above):
+            return [Notify(peer, wire.ProducerReplaced(self.term))]
+        if not request.above:
+            return []
+        self.fences.add(request.publisher, request.above)
+        out: list[Instruction] = []
+        if known is not None and known.path <= request.above and known.peer != peer:
+            known.target, known.relocated, known.path = "", False, request.above
+            out.append(Notify(known.peer, wire.ProducerReplaced(self.term)))
+        tell = wire.FencePublisher(request.publisher, request.above)
+        return out + [Notify(one.peer, tell) for one in self._unfenced(request.publisher, now)]
+
+    def _unfenced(self, publisher: int, now: float) -> list[Exchange]:
+        living = {one.address.token: one for one in self.exchanges.values() if now - one.last_report <= EXCHANGE_SILENT_SECONDS}
+        return [living[token] for token in self.fences.open(publisher, living)]
+
+    def _check_fences(self, request: wire.JoinPublisher, now: float) -> None:
+        self.fences.check_newest(request.publisher, request.above)
+        young = self._begun is not None and now - self._begun < EXCHANGE_SILENT_SECONDS  # some may not have reported yet
+        if request.above and not request.path and ((unfenced := self._unfenced(request.publisher, now)) or young):
+            raise still_taking(unfenced)
 
     def _join_after_loss(self, request: wire.JoinPublisher, peer: bytes, now: float) -> wire.PublisherWelcome:
         """Its Exchange is gone, or is another life of it, and it may not know: it replays on the next path. Right after a start
@@ -217,6 +250,8 @@ class Membership:
     def publisher_report(self, report: wire.PublisherReport, peer: bytes, now: float) -> list[Instruction]:
         """A publisher lives, and says where it is."""
         publisher = self.publishers.get(report.publisher)
+        if self.fences.refuses(report.publisher, report.path):
+            return [Notify(peer, wire.ProducerReplaced(self.term))]
         if publisher is None:
             return [Notify(peer, wire.Rejoin(self.term))]
         publisher.peer, publisher.last_report, publisher.needs = peer, now, report.protocol

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from roq.errors import CallError, NotReady, ProcessFailed, RoqError
+from roq.pubsub.monitor.holders import MemberHolders
 from roq.pubsub.monitor.membership import NEWCOMER_SECONDS, REJOIN_SECONDS, Membership
 from roq.pubsub.monitor.records import CARRYING, AnswerDue, Instruction, Notify, Retire, Unwatch, WatchExchange
 from roq.pubsub.monitor.responders import ResponderList
@@ -35,7 +36,7 @@ from roq.wire import frame as frames
 from roq.wire import kpi as kpi_wire
 from roq.wire import monitor as wire
 from roq.wire.assignment import FormerProcess, MonitorRole, ProcessSpec
-from roq.wire.card import Right
+from roq.wire.card import Card, Right
 from roq.wire.frame import FrameKind, Header
 from roq.wire.limits import DECISIONS_KEPT
 from roq.wire.process import ChildSpec, FenceProcess, Named, ProcessDone
@@ -79,6 +80,7 @@ class Monitor:
             process.term,
             self._fenced,
         )
+        self._rights, self._holders = allow_at_monitor(process.queue), MemberHolders()
         let_in = partial(check_member, right=Right.DESCRIBE, name=process.queue)
         self._kpis = Broadcaster(spec.address, spec.ports["kpis"], let_in=let_in)
         self._server = RpcServer(
@@ -89,7 +91,7 @@ class Monitor:
             wire.NoticeToMonitor,
             self._notice,
             self.counters,
-            allow=allow_at_monitor(process.queue),
+            allow=self._allow,
             audited=ADMINISTRATIVE,
         )
 
@@ -157,6 +159,10 @@ class Monitor:
             for peer in self._membership.peers():
                 self._server.notify(peer, wire.Monitors(process.term, process.monitors))
 
+    def _allow(self, card: Card, request: Any) -> None:
+        self._rights(card, request)
+        self._holders.check(card, request)
+
     # --- requests and notices -----------------------------------------------------------------------------------------
 
     async def _handle(self, peer: bytes, request: Any) -> msgspec.Struct:
@@ -165,11 +171,12 @@ class Monitor:
             raise NotReady("this is a backup Monitor: ask the active one")
         match request:
             case wire.JoinPublisher():
+                self._perform(self._membership.fence(request, peer, now))
                 welcome = self._membership.join_publisher(request, peer, now)
                 if request.protocol < wire.PROTOCOL_0_2:
                     self._watch_marks()
                 self._statistics.join_publisher(request.publisher, now, request.path)
-                return msgspec.structs.replace(welcome, monitors=self._process.monitors)
+                return msgspec.structs.replace(welcome, monitors=self._process.monitors, monitor=wire.SERVER_PROTOCOL)
             case wire.JoinSubscriber():
                 self._responders.joins(request)
                 joined = self._membership.join_subscriber(request, peer, now)
@@ -207,7 +214,7 @@ class Monitor:
     def _notice(self, peer: bytes, notice: Any) -> None:
         now = self._now()
         if self._process.role is MonitorRole.BACKUP:
-            if not isinstance(notice, wire.ExchangeReport):
+            if not isinstance(notice, wire.ExchangeReport | wire.PathsFenced):
                 self._server.notify(peer, wire.Standby(self._process.term))
             if isinstance(notice, wire.SubscriberReport):
                 self._heard_subscribers.heard(notice.subscriber, now)
@@ -223,8 +230,10 @@ class Monitor:
                 if (subscriber := self._membership.subscribers.get(notice.subscriber)) is not None:
                     self._statistics.report_subscriber(notice, now, subscriber.told)
             case wire.ExchangeReport():
-                self._perform(self._membership.exchange_report(notice, now))
+                self._perform(self._membership.exchange_report(notice, now, peer))
                 self._statistics.report_exchange(notice, now)
+            case wire.PathsFenced(token, publisher, path):
+                self._membership.fences.done(publisher, path, token)
 
     def _control_frame(self, exchange: str, header: Header, body: memoryview, frame: bytes) -> None:
         """A publisher's control frame came out of an Exchange. Raises FrameError."""
@@ -313,6 +322,8 @@ class Monitor:
             self._heard_subscribers.forget(now)
             return
         self._perform(self._membership.tick(now))
+        members = self._membership.publishers.keys() | self._membership.subscribers.keys()
+        self._holders.keep(members, len(members))
         self._perform(self._responders.tick(self._server.connected, now))
         try:
             self._membership.check()

@@ -89,10 +89,13 @@ Instruction = Notify | Retire | WatchExchange | Unwatch | AnswerDue
 class Exchange:
     """One Exchange of the queue."""
 
-    __slots__ = ("address", "heard", "host", "last_report", "listed", "may_carry", "proving_since", "state")
+    __slots__ = ("address", "heard", "host", "last_report", "listed", "may_carry", "peer", "protocol", "proving_since", "state")
 
-    def __init__(self, address: wire.ExchangeAddress, host: str, now: float) -> None:
-        self.address, self.host, self.last_report = address, host, now
+    def __init__(
+        self, address: wire.ExchangeAddress, host: str, now: float, peer: bytes = b"", protocol: int = wire.SERVER_PROTOCOL
+    ) -> None:
+        self.address, self.host, self.last_report, self.peer = address, host, now, peer
+        self.protocol = protocol  # what it understands
         self.proving_since = now
         self.heard = False  # the Monitor itself is attached: it will see where publishers begin and end
         self.state = ExchangeState.STARTING

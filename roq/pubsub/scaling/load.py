@@ -23,6 +23,7 @@ MARGIN = 0.9  # a remedy leaves an Exchange at most this full
 GAIN = 0.2  # or at least this much less loaded
 MOVES_MAX = 200  # planned for one Exchange at a time; the next records plan the rest
 CANDIDATES = 200  # most productive publishers of an Exchange that are looked at: planning takes milliseconds, never seconds
+NOT_OURS = "this queue's Exchanges are not what keeps it busy"
 NEW = "new"  # stands for the Exchange that a scale-out creates
 
 Moves = list[tuple[int, str]]
@@ -37,15 +38,19 @@ class Scope(StrEnum):
     EXCHANGE = "exchange"
     HOST = "host"
     QUEUE = "queue"
+    TARGET = "target"
+    GROUP = "group"
 
 
 class Violation(NamedTuple):
-    """One limit that is exceeded. `ours` is False for a host that is busy with something else than this queue."""
+    """One limit that is exceeded, or target that is missed. hopeless: why no other Exchange helps, "" if it may. blocks: while
+    it lasts no Exchange is given back."""
 
     scope: Scope
-    subject: str  # Exchange id, host name, or "" for the queue
+    subject: str  # Exchange id, name of a host or group, or "" for the queue
     words: str
-    ours: bool = True
+    hopeless: str = ""
+    blocks: bool = True
 
 
 class LoadScale(NamedTuple):
@@ -81,11 +86,6 @@ def balance_scale(policy: Policy, kpi: QueueKpi) -> LoadScale:
     return LoadScale(0.0, 0.0, 1 / max(1, len(kpi.publishers)))
 
 
-def has_rules(policy: Policy) -> bool:
-    """False for the default policy, which only keeps min_exchanges."""
-    return any(limit is not None for limit in policy.limits().values())
-
-
 def violations(kpi: QueueKpi, policy: Policy, active: Sequence[ExchangeKpi]) -> list[Violation]:
     """Every limit that is exceeded in this record."""
     if not active:
@@ -108,15 +108,18 @@ def _exchange_violations(policy: Policy, active: Sequence[ExchangeKpi]) -> list[
 
 def _queue_violations(kpi: QueueKpi, policy: Policy, count: int) -> list[Violation]:
     found = []
-    messages, publishers = policy.queue.max_messages_per_second_per_exchange, policy.queue.max_publishers_per_exchange
+    messages = policy.queue.max_messages_per_second_per_exchange
     if messages is not None and kpi.messages_per_second > messages * count:
         average = kpi.messages_per_second / count
         words = f"{average:,.0f} messages/s per Exchange on average over {count} (limit {messages:,.0f})"
         found.append(Violation(Scope.QUEUE, "", words))
-    if publishers is not None and len(kpi.publishers) > publishers * count:
-        average = len(kpi.publishers) / count
-        words = f"{average:,.1f} publishers per Exchange on average over {count} (limit {publishers:,g})"
-        found.append(Violation(Scope.QUEUE, "", words))
+    for what, members, limit in (
+        ("publishers", len(kpi.publishers), policy.queue.max_publishers_per_exchange),
+        ("subscribers", len(kpi.subscribers), policy.queue.max_subscribers_per_exchange),
+    ):
+        if limit is not None and members > limit * count:
+            words = f"{members / count:,.1f} {what} per Exchange on average over {count} (limit {limit:,g})"
+            found.append(Violation(Scope.QUEUE, "", words))
     return found
 
 
@@ -127,7 +130,7 @@ def _host_violations(kpi: QueueKpi, policy: Policy) -> list[Violation]:
         if cpu is not None and host.cpu_fraction > cpu:
             own = sum(each.cpu_fraction for each in kpi.exchanges if each.host == host.host)
             words = f"host {host.host} uses {host.cpu_fraction:.0%} of its CPU (limit {cpu:.0%})"
-            found.append(Violation(Scope.HOST, host.host, words, own >= OWN_CPU_MIN))
+            found.append(Violation(Scope.HOST, host.host, words, NOT_OURS if own < OWN_CPU_MIN else ""))
         elif memory is not None and host.memory_fraction > memory:
             words = f"host {host.host} uses {host.memory_fraction:.0%} of its memory (limit {memory:.0%})"
             found.append(Violation(Scope.HOST, host.host, words))

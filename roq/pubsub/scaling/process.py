@@ -13,6 +13,8 @@ from roq.coordination.locate import GcmClient
 from roq.errors import CallError, FrameError, HostFull, NoHosts, RoqError
 from roq.ids import new_token
 from roq.pubsub.scaling.decide import Memory, decide
+from roq.pubsub.scaling.groups import GroupWatch
+from roq.pubsub.scaling.history import HistoryWriter
 from roq.pubsub.scaling.load import NEW
 from roq.runtime.links import SubscriberLink
 from roq.runtime.liveness import beat_on_lease, open_board
@@ -23,7 +25,6 @@ from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import gcm, monitor
 from roq.wire import kpi as wire
 from roq.wire.assignment import MonitorAddress, ProcessSpec
-from roq.wire.policy import Policy
 from roq.wire.process import ChildSpec
 
 log = logger(__name__)
@@ -50,10 +51,18 @@ class Asker(Protocol):
 class Performer:
     """Performs scaling decisions, one at a time: GCM for Exchanges, Monitor for moves. Each is recorded at the Monitor twice,
     when it is begun and with its outcome; (time, cause) names it. `offer` decisions, `run` performs them. `connect_gcm` is
-    called for each decision that needs the GCM, so that an idle process keeps no connection to it."""
+    called for each decision that needs the GCM, so that an idle process keeps no connection to it. keep: told what the Monitor
+    is told."""
 
-    def __init__(self, queue: str, ask_monitor: Asker, connect_gcm: Callable[[], Asker], counters: Counters) -> None:
-        self._queue, self._connect_gcm, self._counters = queue, connect_gcm, counters
+    def __init__(
+        self,
+        queue: str,
+        ask_monitor: Asker,
+        connect_gcm: Callable[[], Asker],
+        counters: Counters,
+        keep: Callable[[wire.Decision], None] = lambda decision: None,
+    ) -> None:
+        self._queue, self._connect_gcm, self._counters, self._keep = queue, connect_gcm, counters, keep
         self.monitor = ask_monitor
         self._waiting: asyncio.Queue[wire.Decision] = asyncio.Queue(DECISIONS_WAITING)
 
@@ -130,6 +139,7 @@ class Performer:
         return f"{moved.moved} of {len(moves)} publishers moved{refused}"
 
     async def _record(self, decision: wire.Decision) -> None:
+        self._keep(decision)
         try:
             await self.monitor.request(monitor.RecordDecision(decision), monitor.Recorded, RECORD_SECONDS)
         except RoqError as error:  # the log has it; a Monitor that restarts must not stop the scaling
@@ -146,10 +156,15 @@ class Scaling:
         self._name = self.queue.encode()
         self._counters = counters
         self._refusals = Refusals(log, counters)
-        self._policy = (spec.process.policy or Policy()).check()
+        self._policy = spec.process.full_policy.check()
         self._memory = Memory()
         self._address = spec.monitor
-        self.performer = Performer(self.queue, self._ask(), lambda: GcmClient(spec.zookeeper), counters)
+        self.history = HistoryWriter(self.queue, lambda: GcmClient(spec.zookeeper), counters)
+        self.history.switch(spec.process.history)
+        self.groups = GroupWatch(self.queue, lambda: GcmClient(spec.zookeeper))
+        self.groups.switch(self._policy.watches_groups())
+        keep = self.history.note_decision
+        self.performer = Performer(self.queue, self._ask(), lambda: GcmClient(spec.zookeeper), counters, keep)
         self._stream = self._listen()
 
     def _ask(self) -> RpcClient:
@@ -174,16 +189,21 @@ class Scaling:
         if record.queue != self.queue:
             return  # the subscription matches by prefix
         self._counters["records"] += 1
+        if self._policy.watches_groups():
+            record = replace(record, groups=self.groups.newest())
         decisions, self._memory = decide(record, self._policy, self._memory)
         for decision in decisions:
             self.performer.offer(decision)
+        self.history.note_kpi(record)
 
     def configure(self, spec: ProcessSpec) -> None:
-        """Go on with another policy, at once, and with another Monitor if it has moved."""
+        """Go on with another policy, at once, with history or without, and with another Monitor if it has moved."""
         if spec.queue != self.queue:
             raise CallError(f"this process scales queue {self.queue!r}, not {spec.queue!r}")
-        self._policy = (spec.policy or Policy()).check()
-        log.info("policy replaced", extra={"fields": {"queue": self.queue}})
+        self._policy = spec.full_policy.check()
+        self.history.switch(spec.history)
+        self.groups.switch(self._policy.watches_groups())
+        log.info("policy replaced", extra={"fields": {"queue": self.queue, "history": spec.history}})
         if spec.monitor is not None and spec.monitor != self._address:
             self._follow(spec.monitor)
 
@@ -216,6 +236,8 @@ async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
         board = open_board(spec)
         try:
             tasks.start(scaling.performer.run(), "performer")
+            tasks.start(scaling.history.run(), "history")
+            tasks.start(scaling.groups.run(), "groups")
             await beat_on_lease(board, spec, stop, lambda: None)
         finally:
             await tasks.stop()

@@ -26,14 +26,26 @@ from roq.wire.policy import Policy
 ABSENT_SECONDS = 60.0  # a publisher that is back within this time is still where it was (a Monitor may have been replaced)
 
 
+class PolicyReplay:
+    """A policy's decisions, record by record. The first record must be the first that the ScalingProcess saw for an exact
+    repetition; later on it remembers less than that did."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy, self._memory = policy, Memory()
+        self.decisions: list[Decision] = []
+
+    def see(self, kpi: QueueKpi) -> None:
+        """The next record."""
+        found, self._memory = decide(kpi, self._policy, self._memory)
+        self.decisions += found
+
+
 def replay(lines: Iterable[QueueKpi], policy: Policy) -> list[Decision]:
-    """All decisions, in order. The first record must be the first that the ScalingProcess saw for an exact repetition."""
-    memory = Memory()
-    decisions: list[Decision] = []
+    """All decisions, in order, see PolicyReplay."""
+    course = PolicyReplay(policy)
     for kpi in lines:
-        found, memory = decide(kpi, policy, memory)
-        decisions += found
-    return decisions
+        course.see(kpi)
+    return course.decisions
 
 
 class WhatIfStep(msgspec.Struct, frozen=True):
@@ -45,20 +57,31 @@ class WhatIfStep(msgspec.Struct, frozen=True):
     recorded_over: bool
 
 
-def what_if(records: Iterable[QueueKpi], policy: Policy) -> Iterator[WhatIfStep]:
-    """The course of one queue under `policy`, record by record in order of time. It begins with the first record that has an
-    active Exchange."""
-    course, memory = _Course(), Memory()
-    for recorded in records:
+class WhatIf:
+    """The course of one queue under a policy, record by record in order of time."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy, self._course, self._memory = policy, _Course(), Memory()
+
+    def see(self, recorded: QueueKpi) -> WhatIfStep | None:
+        """The next record. None as long as none had an active Exchange: it begins with that one."""
+        if not self._course.exchanges and not self._course.begin(recorded):
+            return None
         active = [each for each in recorded.exchanges if each.state == "active"]
-        if not course.exchanges and not course.begin(recorded):
-            continue
-        kpi = course.see(recorded)
-        decisions, memory = decide(kpi, policy, memory)
+        kpi = self._course.see(recorded)
+        decisions, self._memory = decide(kpi, self._policy, self._memory)
         for decision in decisions:
-            course.apply(decision)
-        over = bool(violations(kpi, policy, kpi.exchanges))
-        yield WhatIfStep(kpi, tuple(decisions), over, bool(violations(recorded, policy, active)))
+            self._course.apply(decision)
+        over = bool(violations(kpi, self._policy, kpi.exchanges))
+        return WhatIfStep(kpi, tuple(decisions), over, bool(violations(recorded, self._policy, active)))
+
+
+def what_if(records: Iterable[QueueKpi], policy: Policy) -> Iterator[WhatIfStep]:
+    """All steps, in order, see WhatIf."""
+    course = WhatIf(policy)
+    for recorded in records:
+        if (step := course.see(recorded)) is not None:
+            yield step
 
 
 class _Course:

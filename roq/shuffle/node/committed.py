@@ -76,7 +76,7 @@ class CommittedRegistry:
         self._telling.pop(name, None)
         committed = await asyncio.to_thread(joined, [parts[number].committed for number in sorted(parts)])
         if committed.digest != part.digest:
-            raise FrameError(f"the winners of shuffle {part.shuffle} are not those of their digest")
+            raise FrameError(f"the committed attempts of shuffle {part.shuffle} do not match their digest")
         self._keep(name, committed)
         return committed
 

@@ -1,11 +1,13 @@
 """KPI history of publish/subscribe queues in Parquet, and a capacity report made of it.
 
     roq pipeline run kpi --history /data/kpis --cluster zk1:2181 --queue orders --seconds 3600
+    roq pipeline run kpi --history /data/kpis --cluster zk1:2181 --since 7d
     roq pipeline run kpi --history /data/kpis --records 'logs/*.jsonl'
     roq pipeline run kpi --history /data/kpis --report /data/report --policy stricter.toml
 
-Records are collected from a running cluster or come from files that `roq queue kpis` wrote. A record that is in the history
-already is not added twice, so that a job that was killed can be run again. One job at a time may add to a history.
+Records are collected from a running cluster, come from its own history (`roq history on`; --since) or from files that `roq
+queue kpis` wrote. A record that is in the history already is not added twice, so that a job that was killed can be run again.
+With --since, the next run goes on behind what this one has added. One job at a time may add to a history.
 The report is capacity.json and one chart per queue: load, Exchanges, latency over time, and for each --policy what it
 would have done (assumptions: roq/pubsub/scaling/what_if.py).
 """
@@ -22,15 +24,18 @@ from typing import TextIO
 
 import msgspec
 from pyspark import StorageLevel
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from roq.client.cluster import Cluster, connect
 from roq.errors import CallError, DeadlineExceeded, InvalidPolicy, QueueStopped, TemporaryError
+from roq.ids import is_reserved
 from roq.runtime.backoff import delays
 from roq.spark.pipeline.capacity import Course, queue_reports, write_charts
 from roq.spark.pipeline.job import arguments, is_local, local_path, read_kept, run_job, say, whole, write_atomically
 from roq.spark.pipeline.kpi_records import COURSE, HISTORY, READ, read_lines, run_courses
+from roq.spark.pipeline.streaming import CHECKPOINT, add_arguments, run_stream, since
+from roq.wire.kpi import HISTORY_KPIS
 from roq.wire.policy import Policy, policy_from_toml
 
 KEY = ["queue", "term", "time"]
@@ -59,6 +64,10 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--cluster", help="collect from this cluster: ZooKeeper addresses")
     found.add_argument("--queue", action="append", default=[], help="which queue; may be repeated; default: all")
     found.add_argument("--seconds", type=whole(1), default=60, help="how long to collect (default 60)")
+    found.add_argument(
+        "--since", type=since, help="read the cluster's history instead, the first time from then on: 7d, a time, earliest"
+    )
+    add_arguments(found, "history")
     found.add_argument("--report", help="folder for the report")
     found.add_argument("--policy", action="append", default=[], help="a policy (TOML) to try; may be repeated")
     return found
@@ -67,9 +76,16 @@ def parser() -> argparse.ArgumentParser:
 def work(spark: SparkSession, given: argparse.Namespace) -> KpiResult:
     """Collect, add, report. Raises RoqError."""
     if given.policy and not given.report:
-        raise CallError("--policy tells what the report compares: give --report FOLDER too")
+        raise CallError("--policy goes with --report: give --report FOLDER too")
     policies = [_policy(Path(path)) for path in given.policy]
     folder = local_path(given.report, "--report") if given.report else None
+    if given.since or given.every is not None or given.checkpoint:
+        check_kept(given)
+        result = KpiResult(given.history, 0, 0, 0)
+        add_kept(spark, given, result)
+        if folder:
+            report(spark, result, given.history, folder, policies)
+        return result
     if given.cluster and not is_local(given.history):
         raise CallError(f"what is collected is first kept on this machine, not at {given.history}: record it, then --records")
     collected = local_path(given.history, "--history") / COLLECTED if is_local(given.history) else None
@@ -86,6 +102,35 @@ def work(spark: SparkSession, given: argparse.Namespace) -> KpiResult:
     return result
 
 
+def check_kept(given: argparse.Namespace) -> None:
+    """Raises CallError: what --since needs, or what does not go with it."""
+    if not given.cluster or not given.since or given.records:
+        raise CallError("--since, --every and --checkpoint read a cluster's history: give --since and --cluster, no --records")
+
+
+def add_kept(spark: SparkSession, given: argparse.Namespace, result: KpiResult) -> None:
+    """Add what the cluster's own history has of these queues (none named: of all), and count."""
+    plain = given.queue and not any(set(name) & set(",*>") or name != name.strip() for name in given.queue)
+    options = {
+        "cluster": given.cluster,
+        "queue": HISTORY_KPIS,
+        "startingPosition": given.since,
+        "topics": ",".join(given.queue) if plain else ">",
+    }
+
+    def append(batch: DataFrame, number: int) -> None:
+        lines = batch.select(sf.col("payload").cast("string").alias("value")).mapInArrow(read_lines, READ)
+        if given.queue:
+            lines = lines.where(sf.col("queue").isin(given.queue) | sf.col("unreadable").isNotNull())
+        found = add_rows(batch.sparkSession, given.history, lines)
+        result.added, result.known = result.added + found.added, result.known + found.known
+        result.unreadable += found.unreadable
+        say(f"batch {number}: {result.added:,} records added so far, {result.known:,} were there")
+
+    source = spark.readStream.format("roq").options(**options).load()
+    run_stream("kpi", source, append, given.checkpoint or f"{given.history}/{CHECKPOINT}", given.every)
+
+
 def collect(zookeeper: str, queues: Sequence[str], seconds: float, into: Path) -> int:
     """Append the records of these queues (none named: of all there are) to a file; how many. A queue whose Monitor is away
     is asked again. Raises RoqError: no cluster, no such queue, not one record within the time."""
@@ -96,7 +141,8 @@ def collect(zookeeper: str, queues: Sequence[str], seconds: float, into: Path) -
 
 async def _collect(zookeeper: str, queues: Sequence[str], seconds: float, lines: TextIO) -> int:
     async with connect(zookeeper, connect_seconds=CONNECT_SECONDS) as cluster:
-        chosen = list(queues) or [queue.record.name for queue in await cluster.queues()]
+        known = [queue.record.name for queue in await cluster.queues()]
+        chosen = list(queues) or [name for name in known if not is_reserved(name)]
         if not chosen:
             raise CallError("the cluster has no queues")
         for name in chosen:
@@ -128,7 +174,12 @@ async def _record(cluster: Cluster, queue: str, seconds: float, lines: TextIO) -
 
 def add(spark: SparkSession, history: str, files: list[str]) -> KpiResult:
     """Add what is in these files and not in the history."""
-    lines = spark.read.text(files).mapInArrow(read_lines, READ).persist(StorageLevel.MEMORY_AND_DISK)
+    return add_rows(spark, history, spark.read.text(files).mapInArrow(read_lines, READ))
+
+
+def add_rows(spark: SparkSession, history: str, lines: DataFrame) -> KpiResult:
+    """Add rows of READ that are not in the history."""
+    lines = lines.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         total = lines.agg(
             sf.count("unreadable").alias("unreadable"),

@@ -158,11 +158,12 @@ def format_of(spark: SparkSession, paths: Sequence[str]) -> str:
         for name in [path] if Path(path).suffix in FORMATS else file_names(spark, path):
             form = next((FORMATS[end] for end in Path(name).suffixes[::-1] if end in FORMATS), "")
             found.setdefault(form, name)
+    if not found:
+        raise CallError(f"there is no file in {', '.join(paths)}: give a path to data")
     if len(found) != 1 or "" in found:
-        told = ", ".join(found.values()) if found else "no file"
-        ends = ", ".join(FORMATS)
+        seen, ends = ", ".join(found.values()), ", ".join(FORMATS)
         raise CallError(
-            f"which format is the data in? There is {told}; names that end alike, in {ends}, would tell. Give --format"
+            f"names of files ({seen}) do not show one format for all: give --format, or files that all end in one of {ends}"
         )
     return next(iter(found))
 

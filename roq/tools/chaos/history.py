@@ -56,6 +56,7 @@ class SubscriberHistory:
         self.per_second = array("L")  # compact: a soak keeps many
         self.silence_seconds = 0.0
         self._last = 0.0
+        self._asked: list[tuple[int, int]] = [(0, 0)] * publishers  # run and number up to which `news` has told
 
     def take(self, messages: Iterable[tuple[int, bytes]], size: int, seconds: float) -> None:
         """(SDK's sequence number, payload) of messages that came `seconds` after the start; `size`: bytes each must have."""
@@ -84,6 +85,18 @@ class SubscriberHistory:
             runs[-1] = (runs[-1][0], number)
         else:
             runs.append((number, number))
+
+    def news(self) -> dict[int, list[tuple[int, int]]]:
+        """The runs that came since this was asked last, by publisher."""
+        found = {}
+        for publisher, (runs, (place, last)) in enumerate(zip(self.runs, self._asked, strict=True)):
+            if not runs or (place == len(runs) - 1 and last == runs[-1][1]):
+                continue
+            fresh = runs[place:]
+            fresh[0] = (max(fresh[0][0], last + 1) if last else fresh[0][0], fresh[0][1])
+            found[publisher] = [one for one in fresh if one[0] <= one[1]]
+            self._asked[publisher] = len(runs) - 1, runs[-1][1]
+        return found
 
     def progress(self) -> int:
         """Grows with everything that comes or is reported."""

@@ -3,8 +3,9 @@
 C1 Writes of two epochs never mix: in the order of ZooKeeper's transactions the epochs of all assignments and of `gcm/epoch`
    never decrease, and no host takes orders of an older epoch or revision than before. Quiet, no order is newer than the epoch,
    every host has obeyed its newest order, and no transaction is left.
-C2 One active Monitor per queue; over time, one host per term of a queue.
-C3 Quiet: that, replication - 1 backups on distinct hosts, one ScalingProcess, an Exchange at least.
+C2 One active Monitor per queue; over time, one host per term of a queue, or of a work queue.
+C3 Quiet: that, replication - 1 backups on distinct hosts, one ScalingProcess, an Exchange at least; of a work queue or group
+   the master and its standbys, on distinct hosts.
 C4 Quiet: hosts run exactly what the queues' records place there, and the operating system nothing else. This is also
 C7 for what the run revived: a process of a former life is one that no record places there, or an orphan.
 C5 and C6 are checked by administration.py, the data plane's D1 to D5 by verdict.py, D6 by resources.py.
@@ -16,8 +17,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from roq.testing import HostProcess
-from roq.wire.assignment import MonitorRole, ProcessState
-from roq.wire.gcm import ClusterView, QueueInfo
+from roq.wire.assignment import MonitorRole, ProcessKind, ProcessState
+from roq.wire.gcm import ClusterView, QueueInfo, WorkQueueInfo
 
 
 class EpochWritten(NamedTuple):
@@ -46,7 +47,7 @@ class HostReported(NamedTuple):
 
 
 class Term(NamedTuple):
-    """A queue's record. queue: of one life, from creation to removal."""
+    """A queue's or work queue's record. queue: of one life, from creation to removal; host: of its active Monitor or master."""
 
     zxid: int
     queue: str
@@ -60,6 +61,7 @@ Seen = EpochWritten | Order | HostReported | Term
 def violations(view: ClusterView, processes: Mapping[str, Sequence[HostProcess]]) -> list[str]:
     """One line per violation. processes: by host, what its operating system runs."""
     found = [text for info in view.queues if info.record.running for text in _queue(info)]
+    found += [text for work_queue in view.work_queues for text in _work_queue(work_queue)]
     wanted = _wanted(view)
     for host in view.hosts:
         if not host.alive or host.report is None:
@@ -148,9 +150,25 @@ def _queue(info: QueueInfo) -> list[str]:
     return found
 
 
+def _work_queue(info: WorkQueueInfo) -> list[str]:
+    record, name = info.record, info.record.name
+    found = []
+    if not info.ready:
+        found.append(f"C3: work queue {name} is not ready")
+    if len(record.standby_hosts) != record.standbys or len(set(record.hosts)) != len(record.hosts):
+        found.append(f"C3: work queue {name} has masters on {record.hosts}, wants {record.standbys + 1} hosts")
+    return found
+
+
 def _wanted(view: ClusterView) -> dict[str, list[str]]:
-    """Names of processes by host, from the records alone."""
+    """Names of processes by host, from the records alone; of stores, each host has one as soon as one is needed."""
     wanted: dict[str, list[str]] = {}
+    running = [one.kind for host in view.hosts if host.report is not None for one in host.report.processes]
+    if view.work_queues or ProcessKind.STORE in running:
+        wanted = {host.host: [ProcessKind.STORE.value] for host in view.hosts}
+    for work_queue in view.work_queues:
+        for host in work_queue.record.hosts:
+            wanted.setdefault(host, []).append(f"master/{work_queue.record.name}")
     for info in view.queues:
         record = info.record
         if not record.running:

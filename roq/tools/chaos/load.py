@@ -1,4 +1,5 @@
-"""The load: publishers and subscribers at a fixed rate in this process, writing histories of their own (history.py).
+"""Publish/subscribe under faults: publishers and subscribers at a fixed rate in this process, with histories of their own
+(history.py).
 
 One topic per publisher, so that a reported gap names exactly the messages it means. What a client does that it should not (an
 error out of publish() or of the iteration) is kept in `failures`.
@@ -17,18 +18,25 @@ from roq.errors import MessagesLost, RoqError
 from roq.pubsub.publisher import Publisher
 from roq.pubsub.subscriber import Subscriber
 from roq.tools.bench.load import Pace
+from roq.tools.chaos.edn import EdnHistory, OperationType
 from roq.tools.chaos.history import STAMP, GapReported, Sent, SubscriberHistory
 
 TICK_SECONDS = 0.005  # a publisher looks this often what is due
 FLUSH_EVERY_SECONDS = 0.5
 FLUSH_SECONDS = 10.0  # a flush that takes longer has failed; what it covered is unknown until the next one succeeds
 WATCH_SECONDS = 0.1
+POLL_SECONDS = 0.5  # arrivals of so long are one operation in a history
+IDLE_SECONDS = 12.0  # with nothing more coming, what is missing is lost; longer than a held path plus a watermark's period
 
 
-class ChaosLoad:
-    """`async with Load(client, queue, …) as load`: flows from then on until `stop_publishing`; then `drain`, then leave."""
+class PubSubLoad:
+    """See loads.ChaosLoad. One queue, which is there."""
 
-    def __init__(self, client: Cluster, queue: str, *, publishers: int, subscribers: int, rate: float, size: int) -> None:
+    def __init__(
+        self, client: Cluster, history: EdnHistory, queue: str, *, publishers: int, subscribers: int, rate: float, size: int
+    ) -> None:
+        self._queue, self._history = queue, history
+        self._complete = False  # the drain came to its end: what is missing then will not come
         self.heard = [SubscriberHistory(publishers) for _ in range(subscribers)]
         self.failures: list[str] = []
         self.started = 0.0  # monotonic seconds
@@ -45,7 +53,7 @@ class ChaosLoad:
         self._publishing: list[asyncio.Task[None]] = []
         self._open = AsyncExitStack()
 
-    async def __aenter__(self) -> ChaosLoad:
+    async def __aenter__(self) -> PubSubLoad:
         try:
             for subscriber in self._subscribers:
                 await self._open.enter_async_context(subscriber)
@@ -58,6 +66,8 @@ class ChaosLoad:
         self.started = time.monotonic()
         self._tasks = [asyncio.create_task(self._receive(at)) for at in range(len(self._subscribers))]
         self._tasks += [asyncio.create_task(self._flush_often(at)) for at in range(len(self._publishers))]
+        if self._history.written:
+            self._tasks += [asyncio.create_task(self._write_often(at)) for at in range(len(self._subscribers))]
         self._publishing = [asyncio.create_task(self._publish(at)) for at in range(len(self._publishers))]
         return self
 
@@ -111,11 +121,14 @@ class ChaosLoad:
 
     async def _flush(self, at: int, timeout_seconds: float) -> bool:
         """Whether everything published so far is acknowledged now."""
-        covered = self._published[at]
+        covered, client = self._published[at], f"{self._queue} publisher {at}"
+        self._history.invoke(client, "flush", [self._queue, at, covered], time.monotonic())
         try:
             await self._publishers[at].flush(timeout_seconds)
         except RoqError:
+            self._history.complete(client, OperationType.INFO, time.monotonic())
             return False
+        self._history.complete(client, OperationType.OK, time.monotonic())
         self._acked[at] = max(self._acked[at], covered)
         return True
 
@@ -130,6 +143,17 @@ class ChaosLoad:
         else:
             self.failures.append(f"subscriber {at} ended by itself")
 
+    async def _write_often(self, at: int) -> None:
+        """What came, into the history."""
+        client = f"{self._queue} subscriber {at}"
+        while True:
+            self._history.invoke(client, "poll", None, time.monotonic())
+            try:
+                await asyncio.sleep(POLL_SECONDS)
+            finally:
+                value = [self._queue, self.heard[at].news()]
+                self._history.complete(client, OperationType.OK, time.monotonic(), value)
+
     def _teller(self, heard: SubscriberHistory) -> Callable[[MessagesLost], None]:
         def tell(gap: MessagesLost) -> None:
             at = round(time.monotonic() - self.started, 3)
@@ -142,8 +166,8 @@ class ChaosLoad:
 
     # --- the end --------------------------------------------------------------------------------------------------------
 
-    async def stop_publishing(self, timeout_seconds: float) -> None:
-        """No more messages; what was published is flushed, if that can be had within the time."""
+    async def stop(self, timeout_seconds: float) -> None:
+        """See loads.ChaosLoad."""
         self._stop.set()
         _, late = await asyncio.wait(self._publishing, timeout=timeout_seconds)
         for task in late:
@@ -153,18 +177,20 @@ class ChaosLoad:
         confirmed = await asyncio.gather(*(self._flush(at, timeout_seconds) for at in range(len(self._publishers))))
         self.failures += [f"publisher {at}: the last flush() failed" for at, good in enumerate(confirmed) if not good]
 
-    async def drain(self, idle_seconds: float, timeout_seconds: float) -> None:
-        """Until every subscriber has got everything, or had it reported as lost, or nothing more has come for
-        `idle_seconds`."""
+    async def drain(self, timeout_seconds: float) -> None:
+        """Until every subscriber has got everything, or had it reported as lost, or nothing more has come for IDLE_SECONDS."""
         published = sum(self._published)
         until = time.monotonic() + timeout_seconds
         seen, since = -1, time.monotonic()
         while time.monotonic() < until:
             progress = [heard.progress() for heard in self.heard]
-            if all(one >= published for one in progress):
-                return
             if sum(progress) != seen:
                 seen, since = sum(progress), time.monotonic()
-            elif time.monotonic() - since > idle_seconds:
+            self._complete = all(one >= published for one in progress) or time.monotonic() - since > IDLE_SECONDS
+            if self._complete:
                 return
             await asyncio.sleep(WATCH_SECONDS)
+
+    def undecided(self) -> list[str]:
+        """What could not be found out in the time there was."""
+        return [] if self._complete else [f"subscribers of {self._queue} still got messages when the time was over"]

@@ -6,15 +6,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import structs
 
 from roq.errors import CallError
 from roq.tools.chaos.administration import RequestCounts
 from roq.tools.chaos.history import FaultDone, SubscriberHistory
 from roq.tools.chaos.resources import Resources, Series
-from roq.tools.chaos.verdict import COUNTS, Gap, Share, Verdict
+from roq.tools.chaos.schedule import LoadKind
+from roq.tools.chaos.verdict import COUNTS, Gap, LoadOutcome, LoadVerdict, Share, Verdict
 from roq.tools.charts import Band, ChartLine, Panel, draw, since
 
 CLIENTS_MAX = 64
+DEFAULT_LOADS = (LoadKind.PUBSUB, LoadKind.TASKS, LoadKind.GROUPS)
 FAULT_COLOURS = {"kill": "#c0392b", "pause": "#d68910"}
 NETWORK_COLOUR = "#7d3c98"
 LINE_COLOUR, MARK_COLOUR = "#1f618d", "#1e8449"
@@ -23,7 +26,8 @@ LINE_COLOUR, MARK_COLOUR = "#1f618d", "#1e8449"
 class ChaosOptions(msgspec.Struct, frozen=True):
     """seconds: of load under faults. rate: messages per second and publisher. every: seconds between faults. longest: no fault
     takes longer (seconds; None: as long as `every` allows). size: bytes of a payload. soak: two queues with so many publishers
-    and subscribers each, the first one's processes on one host and one GCM are spared, and what they take is judged."""
+    and subscribers each, the first one's processes on one host and one GCM are spared, and what they take is judged. loads:
+    what the cluster has to do. faults: their names, none: all that are possible. history: a file for it, as EDN."""
 
     seconds: float = 60.0
     seed: int = 0
@@ -34,6 +38,9 @@ class ChaosOptions(msgspec.Struct, frozen=True):
     longest: float | None = None
     size: int = 100
     soak: bool = False
+    loads: tuple[LoadKind, ...] = DEFAULT_LOADS
+    faults: tuple[str, ...] = ()
+    history: str = ""
 
     def check(self) -> ChaosOptions:
         """Itself; raises CallError for what can't run."""
@@ -41,11 +48,16 @@ class ChaosOptions(msgspec.Struct, frozen=True):
             raise CallError(f"1 to {CLIENTS_MAX} publishers and subscribers, not {self.publishers} and {self.subscribers}")
         if self.rate <= 0 or self.seconds <= 0:
             raise CallError("rate and seconds are more than 0")
+        if not self.loads:
+            raise CallError(f"no load: give some of {', '.join(LoadKind)}")
+        if self.soak and LoadKind.PUBSUB not in self.loads:
+            raise CallError(f"--soak judges processes of publish/subscribe: have {LoadKind.PUBSUB} among --loads")
         return self
 
 
 class ChaosResult(msgspec.Struct, frozen=True):
-    """What one run found. The counts as in verdict.Verdict; problems: every violation in words, empty if all is well."""
+    """What one run found. The counts as in verdict.Verdict, of the load pubsub; problems: every violation in words, empty if
+    all is well; undecided: what could not be found out. loads: a verdict on each; outcome: on all of it."""
 
     published: int
     acked: int
@@ -67,6 +79,20 @@ class ChaosResult(msgspec.Struct, frozen=True):
     gaps: tuple[Gap, ...]
     administration: RequestCounts
     resources: Resources
+    loads: tuple[LoadVerdict, ...]
+    outcome: LoadOutcome
+    undecided: list[str]
+
+
+def with_problem(found: ChaosResult, text: str) -> ChaosResult:
+    """The same with one more."""
+    return structs.replace(found, problems=[*found.problems, text], passed=False, outcome=LoadOutcome.FAILED)
+
+
+def with_violation(found: ChaosResult, text: str) -> ChaosResult:
+    """The same with one more."""
+    failed = LoadOutcome.FAILED
+    return structs.replace(found, violations=[*found.violations, text], passed=False, outcome=failed)
 
 
 class ChaosRun(msgspec.Struct, frozen=True):
@@ -83,21 +109,26 @@ def result(
     options: ChaosOptions,
     cluster: str,
     verdict: Verdict,
+    loads: Sequence[LoadVerdict],
     faults: list[FaultDone],
-    problems: list[str],
-    violations: list[str],
+    found: tuple[list[str], list[str]],
     healed: float,
     resources: Resources,
     administration: RequestCounts,
     gaps: tuple[Gap, ...],
 ) -> ChaosResult:
-    """Everything found, in one struct. healed: seconds from the last fault until all served."""
-    problems = [*problems, *resources.beyond, *(resources.problems if options.soak else ())]
+    """Everything found, in one struct. found: what clients met, and invariants that do not hold. healed: seconds from the last
+    fault until all served."""
+    problems, violations = found
+    problems = [*problems, *(f"{one.load}: {text}" for one in loads for text in one.problems)]
+    problems += [*resources.beyond, *(resources.problems if options.soak else ())]
+    undecided = [f"{one.load}: {text}" for one in loads for text in one.undecided]
+    failed = problems or violations
     return ChaosResult(
         **{name: getattr(verdict, name) for name in COUNTS if name != "foreign"},
         faults=faults,
         adds_up=verdict.adds_up,
-        passed=not problems and not violations,
+        passed=not failed and not undecided,
         problems=problems,
         violations=violations,
         options=options,
@@ -107,6 +138,9 @@ def result(
         gaps=gaps,
         administration=administration,
         resources=resources,
+        loads=tuple(loads),
+        outcome=LoadOutcome.FAILED if failed else LoadOutcome.UNDECIDED if undecided else LoadOutcome.PASSED,
+        undecided=undecided,
     )
 
 

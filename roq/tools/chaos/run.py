@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
 from types import TracebackType
 
 from msgspec import structs
@@ -18,22 +20,33 @@ from roq.testing import DockerCluster, LoopbackCluster, TestedCluster
 from roq.testing.docker_cluster import IMAGE
 from roq.tools.chaos import invariants, resources
 from roq.tools.chaos.administration import Administration
+from roq.tools.chaos.edn import EdnHistory
 from roq.tools.chaos.history import FaultDone
-from roq.tools.chaos.load import ChaosLoad
-from roq.tools.chaos.nemesis import NOTHING, Nemesis, Spared, possible_in
-from roq.tools.chaos.result import ChaosOptions, ChaosRun, result
-from roq.tools.chaos.schedule import Role, gentle, schedule
-from roq.tools.chaos.verdict import gaps, judge, together
+from roq.tools.chaos.load_set import QUEUE, LoadSet, check_extras
+from roq.tools.chaos.loads import LoadContext
+from roq.tools.chaos.nemesis import NOTHING, Nemesis, Spared
+from roq.tools.chaos.recorded_load import RECORDED
+from roq.tools.chaos.result import ChaosOptions, ChaosRun, result, with_problem, with_violation
+from roq.tools.chaos.schedule import (
+    ChaosFault,
+    ChaosKind,
+    FaultPair,
+    LoadKind,
+    Role,
+    choose_faults,
+    gentle,
+    needs_small_disks,
+    schedule,
+)
+from roq.tools.chaos.verdict import COUNTS, decide, gaps
 from roq.tools.chaos.watch import ResourceWatch, Witness
+from roq.tools.chaos.workers import WorkerProcesses
 
-QUEUE, SECOND = "chaos", "second"  # a soak has both
 SESSION_SECONDS = 4.0
-HOSTS, GCMS, EXCHANGES, REPLICATION = 3, 2, 2, 2
+HOSTS, GCMS = 3, 2
+SMALL_DISK_MEGABYTES = 700  # of memory; a store has some 100 MB at hand before it needs more
 HEALED_SECONDS = 60.0  # after the last fault everything serves again within this
 CALM_SECONDS = 2.0  # of load with everything healed, before the end
-IDLE_SECONDS = 12.0  # with nothing more coming, what is missing is lost; longer than a held path plus a watermark's period
-DRAIN_SECONDS = 60.0
-FLUSH_LAST_SECONDS = 30.0
 
 
 class Observers:
@@ -109,111 +122,122 @@ def local_cluster() -> TestedCluster:
     return LoopbackCluster(zookeeper="java", gcms=GCMS, hcms=HOSTS, session_seconds=SESSION_SECONDS)
 
 
-def docker_cluster(image: str) -> TestedCluster:
-    """The same in containers. image: "" for the default."""
-    return DockerCluster(gcms=GCMS, hcms=HOSTS, session_seconds=SESSION_SECONDS, image=image or IMAGE)
+def docker_cluster(image: str, *, small_disks: bool = False) -> TestedCluster:
+    """The same in containers. image: "" for the default. small_disks: that can be filled."""
+    megabytes = SMALL_DISK_MEGABYTES if small_disks else 0
+    return DockerCluster(
+        gcms=GCMS, hcms=HOSTS, session_seconds=SESSION_SECONDS, state_megabytes=megabytes, image=image or IMAGE
+    )
 
 
 async def bring_up_and_run(where: str, image: str, options: ChaosOptions, tell: Callable[[str], None]) -> ChaosRun:
     """Run against a cluster of its own. where: "local" or "docker"."""
-    cluster = docker_cluster(image) if where == "docker" else local_cluster()
-    await cluster.open()
-    try:
-        found = await run(cluster, options, tell)
-    except BaseException:
-        with contextlib.suppress(RoqError):  # what went wrong first is what is reported
+    possible = choose_faults(options.check().faults, frozenset(options.loads), containers=where == "docker")
+    check_extras(options)
+    small_disks = needs_small_disks(possible)
+    cluster = docker_cluster(image, small_disks=small_disks) if where == "docker" else local_cluster()
+    with contextlib.closing(EdnHistory(Path(options.history) if options.history else None)) as history:
+        await cluster.open()
+        try:
+            found = await run(cluster, options, possible, history, tell)
+        except BaseException:
+            with contextlib.suppress(RoqError):  # what went wrong first is what is reported
+                await cluster.close()
+            raise
+        try:
             await cluster.close()
-        raise
-    try:
-        await cluster.close()
-    except RoqError as error:
-        violations = [*found.result.violations, f"C4: {error}"]
-        found = structs.replace(found, result=structs.replace(found.result, violations=violations, passed=False))
+        except RoqError as error:
+            found = structs.replace(found, result=with_violation(found.result, f"C4: {error}"))
+    if history.failure:  # known only now that it is closed
+        found = structs.replace(found, result=with_problem(found.result, history.failure))
     return found
 
 
-async def run(cluster: TestedCluster, options: ChaosOptions, tell: Callable[[str], None] = lambda _: None) -> ChaosRun:
+async def run(
+    cluster: TestedCluster,
+    options: ChaosOptions,
+    possible: Sequence[FaultPair],
+    history: EdnHistory,
+    tell: Callable[[str], None] = lambda _: None,
+) -> ChaosRun:
     """Run against this open cluster. tell: gets a line per event."""
-    options.check()
+    faults = _schedule(options, possible)
+    spared = Spared(frozenset({cluster.hosts[0], cluster.gcms[0]}), QUEUE) if options.soak else NOTHING
+    async with cluster.connect() as client, AsyncExitStack() as exits:
+        history.begin(time.monotonic())
+        pool = await exits.enter_async_context(WorkerProcesses())
+        clocks_move = any(fault.kind is ChaosKind.MOVE_CLOCK for fault in faults)
+        context = LoadContext(client, cluster.zookeeper, pool, history, options.seed, clocks_move)
+        loads = await exits.enter_async_context(LoadSet(cluster, context, options))
+        started = loads.pubsub[0].started if loads.pubsub else time.monotonic()
+        nemesis = Nemesis(cluster, faults, pool, spared, (RECORDED,))
+        observers = await exits.enter_async_context(Observers(cluster, started, options.every))
+        tell(f"load: {', '.join(options.loads)}; {len(faults)} faults to come")
+        await nemesis.run(started, partial(_note_begun, history), lambda done: _note(done, history, tell))
+        await asyncio.sleep(started + options.seconds - time.monotonic())
+        await observers.stop()
+        healed, missing = await _settle(cluster, nemesis, loads)
+        tell(f"healed after {healed:.1f} s" + (f", except: {missing}" if missing else ""))
+        await asyncio.sleep(CALM_SECONDS)
+        await loads.end()
+        tell("drained")
+        violations = await observers.violations(client, HEALED_SECONDS / 2)
+        seconds = time.monotonic() - started
+        await exits.aclose()
+        for queue in loads.queues:
+            with contextlib.suppress(RoqError):
+                await client.remove_queue(queue)
+    heard = [one for load in loads.pubsub for one in load.heard]
+    problems = [*loads.failures(), *([f"not healed: {missing}"] if missing else [])]
+    verdict, verdicts = loads.pubsub_verdict(), loads.verdicts()
+    reported, unexcused = gaps(heard, nemesis.log, ring_seconds=KEPT_SECONDS)
+    if loads.pubsub:
+        undecided = [text for load in loads.pubsub for text in load.undecided()]
+        counts = {name.replace("_", " "): getattr(verdict, name) for name in COUNTS}
+        verdicts.insert(0, decide(LoadKind.PUBSUB, counts, [*verdict.problems(), *unexcused], undecided))
+    kind = "docker" if isinstance(cluster, DockerCluster) else "local"
+    watch, requests = observers.watch, observers.administration.counts
+    taken = resources.judge(watch.series, watch.znodes, options.seconds)
+    wrong = problems, violations
+    found = result(options, kind, verdict, verdicts, nemesis.log, wrong, healed, taken, requests, reported)
+    return ChaosRun(found, heard, seconds, watch.series, watch.znodes)
+
+
+def _schedule(options: ChaosOptions, possible: Sequence[FaultPair]) -> list[ChaosFault]:
     faults = schedule(
-        possible_in(cluster),
+        possible,
         seed=options.seed,
         seconds=options.seconds,
         every=options.every,
         session_seconds=SESSION_SECONDS,
         longest=options.longest,
     )
-    queues = (QUEUE, SECOND) if options.soak else (QUEUE,)
-    spared = Spared(frozenset({cluster.hosts[0], cluster.gcms[0]}), QUEUE) if options.soak else NOTHING
     if options.soak:
-        faults = [gentle(fault) if fault.role is Role.ZOOKEEPER else fault for fault in faults]
-    nemesis = Nemesis(cluster, faults, spared)
-    async with cluster.connect() as client, AsyncExitStack() as exits:
-        for at, queue in enumerate(queues):
-            await _queue(cluster, client, queue, at)
-        counts = {"publishers": options.publishers, "subscribers": options.subscribers, "size": options.size}
-        loads = [await exits.enter_async_context(ChaosLoad(client, queue, rate=options.rate, **counts)) for queue in queues]
-        started = loads[0].started
-        observers = await exits.enter_async_context(Observers(cluster, started, options.every))
-        tell(f"load: {options.publishers} publishers, {options.rate:g} messages/s each; {len(faults)} faults to come")
-        await nemesis.run(started, lambda done: tell(_line(done)))
-        await asyncio.sleep(started + options.seconds - time.monotonic())
-        await observers.stop()
-        healed, missing = await _settle(cluster, nemesis, loads, queues)
-        tell(f"healed after {healed:.1f} s" + (f", except: {missing}" if missing else ""))
-        await asyncio.sleep(CALM_SECONDS)
-        for load in loads:
-            await load.stop_publishing(FLUSH_LAST_SECONDS)
-        for load in loads:
-            await load.drain(IDLE_SECONDS, DRAIN_SECONDS)
-        found = await observers.violations(client, HEALED_SECONDS / 2)
-        seconds = time.monotonic() - started
-        verdict = together([judge(load.sent(), load.heard) for load in loads])
-        await exits.aclose()
-        for queue in queues:
-            with contextlib.suppress(RoqError):
-                await client.remove_queue(queue)
-    failures = [failure for load in loads for failure in load.failures]
-    heard = [one for load in loads for one in load.heard]
-    reported, unexcused = gaps(heard, nemesis.log, ring_seconds=KEPT_SECONDS)
-    problems = [*verdict.problems(), *unexcused, *failures, *([f"not healed: {missing}"] if missing else [])]
-    kind = "docker" if isinstance(cluster, DockerCluster) else "local"
-    watch, requests = observers.watch, observers.administration.counts
-    taken = resources.judge(watch.series, watch.znodes, options.seconds)
-    answer = result(options, kind, verdict, nemesis.log, problems, found, healed, taken, requests, reported)
-    return ChaosRun(answer, heard, seconds, watch.series, watch.znodes)
+        return [gentle(fault) if fault.role is Role.ZOOKEEPER else fault for fault in faults]
+    return faults
 
 
-async def _queue(cluster: TestedCluster, client: Cluster, queue: str, first: int) -> None:
-    """A queue whose processes begin on the host with this number, from 0."""
-    hosts = [*cluster.hosts[first:], *cluster.hosts[:first]]
-    await client.create_queue(queue, replication=min(REPLICATION, len(hosts)), overflow="block", host=hosts[0])
-    for number in range(1, EXCHANGES):
-        await client.create_exchange(queue, host=hosts[number % len(hosts)])
-    await cluster.wait_queue_ready(queue, exchanges=EXCHANGES)
-
-
-async def _settle(
-    cluster: TestedCluster, nemesis: Nemesis, loads: list[ChaosLoad], queues: tuple[str, ...]
-) -> tuple[float, str]:
+async def _settle(cluster: TestedCluster, nemesis: Nemesis, loads: LoadSet) -> tuple[float, str]:
     """Heal everything and wait until all serves; how long that took, and what does not."""
     begun = time.monotonic()
-
-    def unhealthy() -> list[str]:
-        return [text for load in loads for text in load.unhealthy()]
-
-    async def serves() -> bool:
-        return not unhealthy()
-
     try:
         await nemesis.heal()
         await cluster.wait_hosts(len(cluster.hosts), timeout_seconds=HEALED_SECONDS)
-        for queue in queues:
-            await cluster.wait_queue_ready(queue, timeout_seconds=HEALED_SECONDS)
-        await cluster.wait_for(serves, "every client is ready", HEALED_SECONDS)
+        await loads.serve(HEALED_SECONDS)
     except RoqError as error:
-        return time.monotonic() - begun, "; ".join([str(error), *unhealthy()])
+        return time.monotonic() - begun, "; ".join([str(error), *loads.unhealthy()])
     return time.monotonic() - begun, ""
+
+
+def _note_begun(history: EdnHistory, done: FaultDone) -> None:
+    history.fault(f"{done.kind}-begins", done.target, time.monotonic())
+
+
+def _note(done: FaultDone, history: EdnHistory, tell: Callable[[str], None]) -> None:
+    """A fault is over."""
+    tell(_line(done))
+    error = [done.error] if done.error else []
+    history.fault(f"{done.kind}-ends" if done.seconds else done.kind, [done.target, *error], time.monotonic())
 
 
 def _line(done: FaultDone) -> str:

@@ -20,7 +20,8 @@ C5, C6                         administration.py
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from itertools import starmap
 
 import msgspec
@@ -127,6 +128,31 @@ class Numbers:
         return [*found, (first, last)] if first <= last else found
 
 
+class LoadOutcome(StrEnum):
+    """UNDECIDED: nothing is known to be wrong, but not all of it could be found out in the time there was."""
+
+    PASSED = "passed"
+    FAILED = "FAILED"
+    UNDECIDED = "not decided"
+
+
+class LoadVerdict(msgspec.Struct, frozen=True):
+    """What became of one load. counts: by their names in prose. problems: what is wrong; undecided: what could not be found
+    out, in words."""
+
+    load: str
+    outcome: LoadOutcome
+    counts: Mapping[str, int]
+    problems: tuple[str, ...] = ()
+    undecided: tuple[str, ...] = ()
+
+
+def decide(load: str, counts: Mapping[str, int], problems: Sequence[str], undecided: Sequence[str]) -> LoadVerdict:
+    """FAILED as soon as anything is wrong."""
+    outcome = LoadOutcome.FAILED if problems else LoadOutcome.UNDECIDED if undecided else LoadOutcome.PASSED
+    return LoadVerdict(load, outcome, counts, tuple(problems), tuple(undecided))
+
+
 def count(ranges: Iterable[tuple[int, int]]) -> int:
     """How many numbers these disjoint ranges hold."""
     return sum(last - first + 1 for first, last in ranges)
@@ -174,7 +200,8 @@ def _cuts_ways(fault: FaultDone) -> bool:
     """Whether messages can't pass some Exchange meanwhile."""
     if fault.kind in (ChaosKind.KILL, ChaosKind.PAUSE):
         return fault.role in (Role.EXCHANGE, Role.HOST)
-    return fault.kind != ChaosKind.CUT_FROM_ZOOKEEPER and fault.role in (Role.EXCHANGE, Role.MONITOR, Role.HOST)
+    on_host = fault.role in (Role.EXCHANGE, Role.MONITOR, Role.MASTER, Role.HOST)  # the whole machine, with its Exchanges
+    return fault.kind != ChaosKind.CUT_FROM_ZOOKEEPER and on_host
 
 
 def _share(sent: Sequence[Sent], heard: SubscriberHistory) -> Share:
@@ -182,7 +209,7 @@ def _share(sent: Sequence[Sent], heard: SubscriberHistory) -> Share:
     examples: list[str] = []
     adds_up = True
     for publisher, (published, acked) in enumerate(sent):
-        got, again, late = _arrivals(heard.runs[publisher])
+        got, again, late = arrivals(heard.runs[publisher])
         told = [one for one in heard.reported if one.publisher == publisher]
         known = Numbers([*got.ranges(), *((one.first, one.last) for one in told)])
         missing, pending = known.missing(1, acked), known.missing(acked + 1, published)
@@ -194,7 +221,7 @@ def _share(sent: Sequence[Sent], heard: SubscriberHistory) -> Share:
         delivered, lost, unknown = delivered + len(got), lost + count(missing), unknown + count(pending)
         duplicated, reordered = duplicated + len(again), reordered + len(late)
         named = (("lost", missing), ("unknown", pending), ("duplicated", again.ranges()), ("reordered", late.ranges()))
-        examples += [f"publisher {publisher}: {_named(what, ranges)}" for what, ranges in named if ranges]
+        examples += [f"publisher {publisher}: {ranges_text(what, ranges)}" for what, ranges in named if ranges]
         examples += [
             f"publisher {publisher}: reported as lost but delivered {one.first}..{one.last}" for one in both[:EXAMPLES]
         ]
@@ -214,8 +241,8 @@ def _share(sent: Sequence[Sent], heard: SubscriberHistory) -> Share:
     )
 
 
-def _arrivals(runs: Sequence[tuple[int, int]]) -> tuple[Numbers, Numbers, Numbers]:
-    """What came, what came again, and what came late."""
+def arrivals(runs: Iterable[tuple[int, int]]) -> tuple[Numbers, Numbers, Numbers]:
+    """What came, what came again, and what came late: after a later one of the same publisher."""
     got, again, late = Numbers(), Numbers(), Numbers()
     highest = 0
     for first, last in runs:
@@ -229,6 +256,7 @@ def _arrivals(runs: Sequence[tuple[int, int]]) -> tuple[Numbers, Numbers, Number
     return got, again, late
 
 
-def _named(what: str, ranges: Sequence[tuple[int, int]]) -> str:
+def ranges_text(what: str, ranges: Sequence[tuple[int, int]]) -> str:
+    """What, and the first ranges of it."""
     more = ", …" if len(ranges) > EXAMPLES else ""
     return f"{what} {', '.join(starmap('{}..{}'.format, ranges[:EXAMPLES]))}{more}"

@@ -26,6 +26,7 @@ from roq.tools.chaos.invariants import EpochWritten, HostReported, Order, Seen, 
 from roq.tools.chaos.resources import CLIENT_FLOOR, MEMORY_FLOOR, ResourceSample, Series
 from roq.tools.local.zookeeper import server_status
 from roq.wire.assignment import Assignment, HostReport, QueueRecord, from_json
+from roq.wire.work_queue import WorkQueueRecord
 
 EVERY_SECONDS = 5.0
 ZOOKEEPER_SECONDS = 2.0
@@ -158,6 +159,10 @@ class Witness:
             if (node := await session.get(paths.queue(queue))) is not None:
                 record = from_json(node.data, QueueRecord)
                 now.add(Term(node.mzxid, f"{queue} made at {node.czxid}", record.term, record.monitor_host))
+        for queue in await session.children(paths.WORK_QUEUES):
+            if (node := await session.get(paths.work_queue(queue))) is not None:
+                served = from_json(node.data, WorkQueueRecord)
+                now.add(Term(node.mzxid, f"{queue} (its masters) made at {node.czxid}", served.term, served.master_host))
         self.seen |= now
         return now
 

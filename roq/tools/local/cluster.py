@@ -25,7 +25,7 @@ from roq.runtime.observe import logger
 from roq.runtime.rpc import RpcClient
 from roq.runtime.security import drop_card, known_card, use_card, write_secret
 from roq.tools.authority import Authority
-from roq.tools.local import leftovers, starter
+from roq.tools.local import elastic, leftovers, starter
 from roq.tools.local.daemon import Daemon
 from roq.tools.local.leftovers import Leftover
 from roq.tools.local.loopback import LoopbackSubnet, port_free
@@ -54,7 +54,8 @@ class LocalCluster:
     ("h:p,h:p[/chroot]"). Logs and state go to `directory`, and the next cluster there goes on with it; what an earlier one
     left running is ended first. `leftovers` tells, after the stop, what had to be killed. command: what people would
     call the program that starts it. If this process dies, the cluster ends. secured: with an authority of its own in
-    `directory`, and cards for all; until the stop this process uses the one at `card`, which has every right.
+    `directory`, and cards for all; until the stop this process uses the one at `card`, which has every right. elastic_hosts:
+    the GCMs may start so many more, when Exchanges find no slot.
     """
 
     def __init__(  # noqa: PLR0913 - all by name
@@ -71,6 +72,8 @@ class LocalCluster:
         start_seconds: float = 30.0,
         command: str = "a program",
         secured: bool = False,
+        metrics_port: int = 0,
+        elastic_hosts: int = 0,
     ) -> None:
         if not 1 <= gcms <= GCMS_MAX or not 0 <= hosts <= HOSTS_MAX:
             raise CallError(f"a local cluster has 1 to {GCMS_MAX} GCMs and up to {HOSTS_MAX} hosts, not {gcms} and {hosts}")
@@ -86,6 +89,7 @@ class LocalCluster:
         self._exchanges_max, self._session_seconds = exchanges_max, session_seconds
         self._start_seconds = start_seconds
         self._secured = secured
+        self._metrics_port, self._elastic = metrics_port, elastic_hosts
         self._token = secrets.token_hex(8)
         self._origin = starter.origin(directory, command)
         self._own_zookeeper: LocalZooKeeper | None = None
@@ -119,6 +123,11 @@ class LocalCluster:
             grants = [Grant(right, "*") for right in Right] if role is CardRole.CLIENT else []
             write_secret(path, authority.issue(name, role, grants))
         return path
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """Where each host serves metrics, HOST:PORT by its name; empty if they don't."""
+        return {name: daemon.option("--metrics") for name, daemon in self.hosts.items()} if self._metrics_port else {}
 
     @property
     def zookeeper_pid(self) -> int:
@@ -162,6 +171,8 @@ class LocalCluster:
                 self.hosts[f"host-{number + 1}"] = self._host(number)
             await self._start_daemons()
             await self.settled(self._start_seconds)
+            if self._elastic:
+                await elastic.allow(self.zookeeper, self._elastic)
         except BaseException:
             await self.stop()
             raise
@@ -247,6 +258,9 @@ class LocalCluster:
             "--session-seconds": self._session_seconds,
             **self._security(name, CardRole.GCM),
         }
+        if self._elastic:
+            authority = self.directory / "authority.json" if self._secured else None
+            flags["--fleet"] = elastic.fleet_file(self.directory, self._exchanges_max, authority)
         return self._daemon("gcm", name, flags)
 
     def _host(self, number: int) -> Daemon:
@@ -263,6 +277,8 @@ class LocalCluster:
             "--exchanges-max": self._exchanges_max,
             "--session-seconds": self._session_seconds,
         }
+        if self._metrics_port:
+            flags["--metrics"] = f"{flags['--address']}:{self._metrics_port}"
         (self.directory / name).mkdir(parents=True, exist_ok=True)
         return self._daemon("hcm", name, flags)
 
@@ -361,6 +377,8 @@ class LocalCluster:
     async def _stop(self) -> list[Leftover]:
         await asyncio.gather(*(self._stop_host(daemon) for daemon in self.hosts.values()))
         await asyncio.gather(*(daemon.terminate(GCM_STOP_SECONDS) for daemon in self.gcms.values()))
+        if self._elastic:
+            await elastic.stop(self._token)
         self.leftovers = self.processes()
         for process in self.leftovers:
             log.warning("killing what did not stop by itself", extra={"fields": process._asdict()})

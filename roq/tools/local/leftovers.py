@@ -23,6 +23,7 @@ from typing import NamedTuple
 MARK = "LOCAL_ROQ_CLUSTER"  # not ROQ_…: those configure the daemons
 ORIGIN = "LOCAL_ROQ_ORIGIN"
 KILL_SECONDS = 5.0
+POLL_SECONDS = 0.05  # between two looks at processes that are not our children
 PID_MAX = 1 << 22  # of Linux
 END_SECONDS = 20.0  # for all of a cluster; what survives SIGKILL for so long hangs in the kernel
 
@@ -115,6 +116,35 @@ def alive(pid: int) -> bool:
 
 def kill(leftover: Leftover, token: str) -> bool:
     """SIGKILL; True when the process is gone. A pid that was given to another process meanwhile is left alone."""
+    return _signal(leftover, token, signal.SIGKILL, KILL_SECONDS)
+
+
+def terminate(leftover: Leftover, token: str) -> None:
+    """SIGTERM, as `kill`, without waiting."""
+    _signal(leftover, token, signal.SIGTERM, 0.0)
+
+
+def stop_owner(token: str, owner: str, seconds: float) -> list[Leftover]:
+    """End all processes of this daemon: it is asked first, and has so long to end what it forked. What survives."""
+    found = [process for process in find(token) if process.owner == owner]
+    if not found:
+        return []
+    terminate(min(found, key=lambda process: _started(process.pid)), token)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and any(process.owner == owner for process in find(token)):
+        time.sleep(POLL_SECONDS)
+    return [process for process in find(token) if process.owner == owner and not kill(process, token)]
+
+
+def _started(pid: int) -> tuple[int, int]:
+    """What was started first is least."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]), pid
+    except (OSError, IndexError, ValueError):
+        return 0, pid
+
+
+def _signal(leftover: Leftover, token: str, number: signal.Signals, seconds: float) -> bool:
     try:
         descriptor = os.pidfd_open(leftover.pid)
     except ProcessLookupError:
@@ -122,10 +152,10 @@ def kill(leftover: Leftover, token: str) -> bool:
     try:
         if _owner(leftover.pid, token) != leftover.owner:
             return True
-        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        signal.pidfd_send_signal(descriptor, number)
         poller = select.poll()
         poller.register(descriptor, select.POLLIN)
-        return bool(poller.poll(KILL_SECONDS * 1000))
+        return bool(poller.poll(seconds * 1000))
     except ProcessLookupError:
         return True
     finally:

@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from roq.errors import PortTaken, ProcessFailed
-from roq.runtime.connections import listen
 from roq.runtime.installation import install
 from roq.runtime.security import process_security
+from roq.runtime.sockets import listen
 from roq.tools.local.daemon import LOG_LINES_SHOWN, tail
 
 READY_SECONDS = 60.0  # a cold start takes 0.4 s; with a twentieth of a processor 30. One that ends is noticed at once

@@ -15,7 +15,9 @@ WHAT = typer.Option(
     help="messages: a queue with publishers and subscribers; tasks: a work queue, its stores, masters and disks; "
     "shuffle: shuffles, their leader and followers, drivers, writers and readers; "
     "recorded: a recorded queue, its tapes and stores, publishers and readers of the past; "
-    "groups: the same, with a group of it, its master and members."
+    "producers: the same, with publishers that have names; "
+    "groups: the same as recorded, with a group of it, its master and members; "
+    "transactions: the same, whose members move messages to two other recorded queues."
 )
 
 
@@ -31,8 +33,8 @@ def hunt(
     """Simulate a cluster again and again, with other faults each time: GCMs, hosts and clients are killed, stopped and cut off,
     Exchanges come and go; with `--what tasks` stores and masters are killed, disks fail, fill up, rot and are replaced; with
     `--what shuffle` hosts join and are drained, too, and shuffles are cut anew; with `--what recorded` stores and Exchanges are
-    killed, disks fail, fill up and are replaced, and recording is switched off and on; with `--what groups` masters are
-    killed besides. What every subscriber got is held
+    killed, disks fail, fill up and are replaced, and recording is switched off and on; with `--what groups` and
+    `--what transactions` masters are killed besides. What every subscriber got is held
     against what was published, what was worked on against what was put, what was read against the attempts that won. Tells
     the shortest story that breaks a promise, and ends with 1 if there is one."""
     clock, broken = Stopwatch(), 0

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from roq.errors import Closed
 from roq.runtime.blocking_connection import SEND_SECONDS
-from roq.runtime.connections import DEAD_SECONDS
+from roq.runtime.sockets import DEAD_SECONDS
 from roq.tools.simulation.loop import SimulatedLoop
 from roq.tools.simulation.network import End, Network
 from roq.tools.simulation.threads import SimulatedThread, wait_until, wake_all

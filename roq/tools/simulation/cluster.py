@@ -162,6 +162,29 @@ class SimulatedCluster:
                 self._administer(fault)
             case FaultKind.STEP_CLOCK:
                 self._step_clock(fault)
+            case FaultKind.LEAVE_HOST:
+                self._leave(fault)
+
+    def _leave(self, fault: Fault) -> None:
+        """For some seconds, then it is taken back, however far that is. Refused where the others could not take it."""
+        host, everything = _one(self.hosts, fault.choice), fault.second < 0.7
+        self.told(f"{host.name} is {'evacuated' if everything else 'drained'}")
+
+        async def program(stop: asyncio.Event) -> None:
+            async with roq.connect(ZOOKEEPER) as cluster:
+                await (cluster.evacuate_host if everything else cluster.drain_host)(host.name)
+
+        async def take_back(stop: asyncio.Event) -> None:
+            async with roq.connect(ZOOKEEPER) as cluster:
+                remains = await cluster.host_remains(host.name)
+                self.told(f"{host.name} is taken back, {'empty' if remains.left else 'not empty'}")
+                await cluster.cordon_host(host.name, False)
+
+        def end() -> None:
+            self.admin.run("admin", take_back)
+
+        self.admin.run("admin", program)
+        self._later(3.0 + 2 * fault.seconds, end)
 
     def _step_clock(self, fault: Fault) -> None:
         """Of one machine, or of all."""

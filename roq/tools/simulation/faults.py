@@ -3,7 +3,7 @@ runs. Every fault ends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
@@ -45,6 +45,8 @@ class FaultKind(StrEnum):
     JOIN_HOST = "a host joins, or is drained or taken back"
     REBALANCE = "a shuffle is cut anew"
     SWITCH_RECORDING = "recording is switched off, and on again"
+    LEAVE_HOST = "a host is drained, or evacuated, and taken back"  # in no plan of a seed; see `plan_leaving`
+    LEAP_CLOCK = "a host's clock is a day ahead"  # in no plan: more than what is promised of moves
 
 
 WEIGHTS: dict[FaultKind, int] = {
@@ -154,6 +156,7 @@ GENTLE = {
     FaultKind.ADD_EXCHANGE,
     FaultKind.MOVE_PUBLISHERS,
     FaultKind.REMOVE_EXCHANGE,
+    FaultKind.LEAVE_HOST,
 }
 LOSSLESS = GENTLE | {FaultKind.KILL_CHILD, FaultKind.KILL_HCM}  # no message may be lost for these: what was killed comes back
 LOSSLESS_RECORDED = LOSSLESS | {
@@ -204,6 +207,12 @@ def plan_recorded(random: Random, seconds: float) -> list[Fault]:
     chosen = LOSSLESS_RECORDED if drawn > 1 - RECORDED_LOSSLESS_SHARE else RECORDED_WEIGHTS.keys()
     weights = {kind: weight for kind, weight in RECORDED_WEIGHTS.items() if kind in chosen}
     return sorted([*faults, *_drawn(random, seconds, weights)], key=lambda fault: fault.at)
+
+
+def plan_leaving(random: Random, seconds: float, others: Collection[FaultKind] = ()) -> list[Fault]:
+    """Hosts are left one after the other, a few seconds each. others: what happens beside it."""
+    weights = {FaultKind.LEAVE_HOST: 1} | dict.fromkeys(others, 1)
+    return list(_drawn(random, seconds, weights))
 
 
 def _drawn(random: Random, seconds: float, weights: dict[FaultKind, int]) -> Iterator[Fault]:

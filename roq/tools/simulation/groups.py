@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import roq
 from roq.errors import LeaseLost, TemporaryError
+from roq.tools.chaos.promises import TopicOrder
 from roq.tools.simulation.recordings import TOLD_MAX, RecordedPublisher, RecordingBooks
 from roq.tools.simulation.tasks import AGAIN_SECONDS, IDLE_SECONDS, LEASE_SECONDS
 from roq.workqueue.codec import parse_task_id, parse_token
@@ -50,6 +51,7 @@ class GroupBooks:
     work_seconds: float = 0.1
     leases: dict[MessageKey, list[MessageLease]] = field(default_factory=dict)
     topics: dict[str, list[MessageKey]] = field(default_factory=dict)  # messages as they came for the first time
+    order: TopicOrder = field(default_factory=TopicOrder)
     wrong: list[str] = field(default_factory=list)
     status: roq.Status | None = None
 
@@ -68,14 +70,14 @@ class GroupBooks:
         return lease
 
     def _first(self, lease: MessageLease) -> None:
-        others = self.topics.setdefault(lease.topic, [])
         if self.ordered:
-            for key in others:
-                if not self.may_be_done(key):
-                    self.wrong.append(f"{lease.message} came before {key}, of the same topic, was done")
-                if key.publisher == lease.message.publisher and key.number > lease.message.number:
-                    self.wrong.append(f"{lease.message} came behind {key} of the same publisher and topic")
-        others.append(lease.message)
+            self.wrong += self.order.first(lease.topic, *lease.message)
+        self.topics.setdefault(lease.topic, []).append(lease.message)
+
+    def asks(self, lease: MessageLease) -> None:
+        """Its member asks for it to be acked."""
+        lease.acking = True
+        self.order.done(lease.topic, *lease.message)
 
     def may_be_done(self, key: MessageKey) -> bool:
         """Whether some member asked for it to be acked."""
@@ -112,7 +114,7 @@ async def _handle(books: GroupBooks, lease: MessageLease, message: Task, random:
         if drawn < 0.06:
             await message.release(random.choice((0.0, 0.5)), error="try it again")
         else:
-            lease.acking = True
+            books.asks(lease)
             await message.ack()
             lease.acked = True
     except LeaseLost:

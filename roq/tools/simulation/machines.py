@@ -27,6 +27,7 @@ from hcm.supervisor import Event, Exited, Forked, ForkFailed, ProcessReady
 from roq.config import GcmConfig, HcmConfig
 from roq.errors import RoqError
 from roq.groups.feed import feed
+from roq.groups.outbox import forward
 from roq.runtime.observe import Counters
 from roq.shuffle.node.server import beside_store
 from roq.tools.simulation.disks import SimulatedDisk
@@ -34,6 +35,7 @@ from roq.tools.simulation.loop import PROCESS, Fate, Process, SimulatedLoop
 from roq.tools.simulation.network import Network
 from roq.wire.assignment import ProcessKind
 from roq.wire.process import ChildSpec
+from roq.workqueue.master.process import BesidePrograms
 
 FORK_SECONDS, FORK_SERVER_SECONDS, DATAGRAM_SECONDS = 0.004, 0.05, 0.0003
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -42,7 +44,7 @@ PROGRAMS: dict[ProcessKind, Callable[[ChildSpec, asyncio.Event], Awaitable[None]
     ProcessKind.EXCHANGE: roq.pubsub.exchange.process.serve,
     ProcessKind.SCALING: roq.pubsub.scaling.process.serve,
     ProcessKind.STORE: partial(roq.log.store.process.serve, beside=beside_store),
-    ProcessKind.MASTER: partial(roq.workqueue.master.process.serve, feed=feed),
+    ProcessKind.MASTER: partial(roq.workqueue.master.process.serve, programs=BesidePrograms(feed, forward)),
 }
 
 _pids = itertools.count(1)

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from roq.errors import PortTaken
-from roq.runtime.connections import PROBE_SECONDS, PROBES, QUIET_SECONDS
+from roq.runtime.sockets import PROBE_SECONDS, PROBES, QUIET_SECONDS
 from roq.tools.simulation.loop import PROCESS, Fate, Process, SimulatedLoop
 
 DELAY_SECONDS = 0.0002, 0.001  # least and most of one way, in a quiet network
@@ -321,7 +321,7 @@ class _Socket:
 
 
 def unread(transport: Transport) -> Iterator[bytes]:
-    """For roq.runtime.connections.unread."""
+    """For roq.runtime.sockets.unread."""
     return transport.take_unread()
 
 

@@ -12,9 +12,12 @@ from collections.abc import Coroutine
 from random import Random
 from typing import Any
 
+import msgspec
+
 import roq
 import roq.pubsub.exchange.recorder
 import roq.pubsub.exchange.tapes
+from roq.coordination import paths
 from roq.coordination.session import Session
 from roq.errors import RoqError, TemporaryError
 from roq.log.replicated.metadata import LogMeta, SegmentState
@@ -36,20 +39,24 @@ from roq.tools.simulation.recordings import (
     read_early,
     read_late,
     read_to_the_end,
+    read_windows,
 )
 from roq.tools.simulation.store_cluster import StoreCluster
+from roq.wire import tape_index
 from roq.wire.assignment import ProcessState, from_json
-from roq.wire.gcm import Tapes
+from roq.wire.gcm import Tapes, TapeView
 
 GROUP = "members"
 GROUP_SECONDS = 240.0  # of a topic one message after the other, over a slow network to slow disks
 GROUP_ADDRESS = f"roq://{ZOOKEEPER}/{QUEUE}@{GROUP}"
+DAY_SECONDS = 86_400.0
 CLOCKS_SECONDS = 0.0, 1.0  # at most, of a machine's clock and the right time
 ENTRY_BYTES, HELD_BYTES = (1_000_000, 1_500), (1 << 25, 6_000)  # few enough for several entries, and for publishers to wait
 ROLL_SECONDS = 21_600.0, 6.0  # several segments of a tape, or one
 JOURNAL_BYTES = (
     1024 * 1024
 )  # of a store's journal file: it takes entries of half of it, and what is sent again comes in big ones
+RUNS = 5  # one of so many has an index every few entries; in the others tapes are too short for one
 BURST_KEPT = 8  # messages at once that no Exchange drops for
 
 
@@ -58,7 +65,9 @@ def recording_replacements(seed: int) -> list[tuple[Any, str, Any]]:
     random = Random(f"{seed} tapes")
     recorder, tapes, roll = roq.pubsub.exchange.recorder, roq.pubsub.exchange.tapes, random.choice(ROLL_SECONDS)
     sizes = {**(StoreServer.__init__.__kwdefaults__ or {}), "file_bytes": JOURNAL_BYTES}
+    indexes = [(tape_index, "INDEX_EVERY", 16), (tape_index, "GROUP_ENTRIES", 2)] if seed % RUNS == RUNS - 1 else []
     return [
+        *indexes,
         (StoreServer.__init__, "__kwdefaults__", sizes),
         (recorder, "ENTRY_BYTES", random.choice(ENTRY_BYTES)),
         (recorder, "HELD_BYTES", random.choice(HELD_BYTES)),
@@ -71,6 +80,7 @@ class RecordingCluster(StoreCluster):
     """As a SimulatedCluster, with other clients."""
 
     NEWCOMERS = ("reader", "publisher")
+    RECORDED: tuple[str, ...] = (QUEUE,)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -88,6 +98,8 @@ class RecordingCluster(StoreCluster):
             return self._told(label, publish_stored(books, ZOOKEEPER, QUEUE, label, self.pace, random, stop))
         if what == "early":
             return self._told(label, read_early(books, ZOOKEEPER, QUEUE, label, stop))
+        if what == "windows":
+            return self._told(label, read_windows(books, ZOOKEEPER, QUEUE, label, random, stop))
         return self._told(label, read_late(books, ZOOKEEPER, QUEUE, label, random, stop))
 
     def judged(self, faults: list[Fault]) -> tuple[list[str], tuple[int, int, int]]:
@@ -123,6 +135,11 @@ class RecordingCluster(StoreCluster):
         match fault.kind:
             case FaultKind.SWITCH_RECORDING:
                 self._switch(fault.seconds)
+            case FaultKind.LEAP_CLOCK:
+                host = self.hosts[int(fault.choice * len(self.hosts))]
+                self.told(f"the wall clock of {host.name} is a day ahead for {fault.seconds:.2f} s")
+                self.wall.step(host.address, DAY_SECONDS)
+                self._later(fault.seconds, lambda: self.wall.step(host.address, -DAY_SECONDS))
             case FaultKind.SWAP_DISK:
                 self._swap(self.hosts[int(fault.choice * len(self.hosts))], fault.seconds)
             case _:
@@ -198,16 +215,19 @@ class RecordingCluster(StoreCluster):
     async def _is_complete(self, cluster: roq.Cluster) -> bool:
         """Whether one disk may be lost now."""
         try:
-            found = await cluster.tapes(QUEUE)
-            stores = Stores(StaticDirectory(found.stores))
-            try:
-                return await self._has_all_copies(found, stores)
-            finally:
-                stores.close()
+            for queue in self.RECORDED:
+                found = await cluster.tapes(queue)
+                stores = Stores(StaticDirectory(found.stores))
+                try:
+                    if not await self._has_all_copies(found, stores, self.record.copies):
+                        return False
+                finally:
+                    stores.close()
         except TemporaryError:
             return False
+        return True
 
-    async def _has_all_copies(self, found: Tapes, stores: Stores) -> bool:
+    async def _has_all_copies(self, found: Tapes, stores: Stores, copies: int) -> bool:
         for view in found.views:
             meta = from_json(view.meta, LogMeta)
             what, parts, behind = list(holdings(meta)), [], frozenset[str]()
@@ -217,7 +237,7 @@ class RecordingCluster(StoreCluster):
                     return False
                 behind = writer.behind()
             compared = await stores.compare(what, parts, found.stores)
-            if under_replicated(what, parts, self.record.copies, behind, compared):
+            if under_replicated(what, parts, copies, behind, compared):
                 return False
         return True
 
@@ -235,6 +255,27 @@ class GroupCluster(RecordingCluster):
         if what == "member":
             return self._told(label, take_part(self.group, GROUP_ADDRESS, label, random, stop))
         return super()._program(what, label, random, stop)
+
+    async def _is_complete(self, cluster: roq.Cluster) -> bool:
+        """The group's log is kept by the same stores."""
+        if not await super()._is_complete(cluster):
+            return False
+        session = await Session.connect(ZOOKEEPER)
+        try:
+            found = await cluster.tapes(QUEUE)
+            spec = (await cluster.work_queue(f"{QUEUE}@{GROUP}")).record.spec
+            if (node := await session.get(paths.log(spec.log))) is None:
+                return True
+            of_group = msgspec.structs.replace(found, views=(TapeView(spec.log, "", True, node.data),))
+            stores = Stores(StaticDirectory(found.stores))
+            try:
+                return await self._has_all_copies(of_group, stores, spec.write_quorum)
+            finally:
+                stores.close()
+        except TemporaryError:
+            return False
+        finally:
+            await session.close()
 
     def judged(self, faults: list[Fault]) -> tuple[list[str], tuple[int, int, int]]:
         """What is wrong, and what was stored, leased and acked."""

@@ -3,7 +3,8 @@
 What a publisher was told is stored comes to every reader that began before it on the tapes: once, in the publisher's order,
 and it is not reported as lost. That holds strictly of what was stored before the reader began, for that it gets from the tapes;
 what is stored later may come live, and be lost where faults may cost messages, but is reported then. A reader that goes on at a
-position gets everything that the one before had not got; one that begins so long ago, everything since, but for the clocks.
+position gets everything that the one before had not got; one that begins so long ago, everything since, but for the clocks;
+one that reads window after window, everything in one of them, and no stored message is lost because it is in the next.
 Not judged: what was under way while recording was switched off, or on again.
 """
 
@@ -12,21 +13,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from random import Random
 from typing import NamedTuple
 
 import roq
+from roq.client.read import TapeWindow
+from roq.coordination.locate import GcmClient
 from roq.errors import DeadlineExceeded, InvalidPosition, MessagesLost, NotRecorded, RoqError, SlowSubscriber, TemporaryError
 from roq.tools.simulation.load import AGAIN_SECONDS, CLOSE_SECONDS, FLUSH_SECONDS, OPEN_SECONDS, Books, PublisherAccount
 from roq.wire.recording import TapePosition
 
 STORED, FRESH = "stored", "fresh"
+UNTIL_MS = 6_100  # before now a window ends, so that it need not wait
+WINDOW_SECONDS = 0.1, 1.5
 SKEW_SECONDS = 2.1  # between the clocks of two machines, and what it takes to begin
 SWITCH_SECONDS = 20.0  # until every Exchange knows that recording is on again: faults last less
+LAST_FLUSH_SECONDS = 28.0  # stores of far hosts with slow disks take less than publishers give, who wait: much may be left
 TOLD_MAX = 5  # of what went wrong alike
 
 
@@ -41,12 +48,14 @@ class RecordPace(NamedTuple):
 
 @dataclass
 class RecordedPublisher(PublisherAccount):
-    """One life of a publisher. stored: when it was told that a message is. floor: what is up to there may have been forwarded
-    while nothing was recorded. routed: it asks for no more than that until it asks for it anew."""
+    """One life of a publisher, or all lives of one that is named. stored: when it was told that a message is. floor: what is up
+    to there may have been forwarded while nothing was recorded. routed: it asks for no more than that until it asks for it
+    anew."""
 
     stored: dict[int, float] = field(default_factory=dict)
     floor: int = 0
     routed: bool = False
+    named: bool = False
 
     def are_stored(self, up_to: int, now: float) -> None:
         """It was told so."""
@@ -59,7 +68,9 @@ class RecordedPublisher(PublisherAccount):
 @dataclass(eq=False)
 class Reading:
     """One life of a reader. since: what was handed over before may not be for it. before: at whose position it began. complete:
-    it read to the end of the tapes, and ended there; over: it ended otherwise before the end of the run."""
+    it read to the end of the tapes, and ended there; over: it ended otherwise before the end of the run. topic: the only one
+    that it reads; "": all. until: of a window; what is handed over later may not be for it. windows: all of its reader, in any
+    of which something may be: what was sent again is in the later one, or in both."""
 
     label: str
     start: str
@@ -71,16 +82,24 @@ class Reading:
     place: TapePosition | None = None
     complete: bool = False
     over: bool = False
+    topic: str = ""
+    until: float = math.inf
+    windows: list[Reading] = field(default_factory=list)
 
     def chain(self) -> Iterator[Reading]:
-        """This one, and those before."""
-        one: Reading | None = self
+        """This one, and those before; of a window, all."""
+        yield from self.windows
+        one: Reading | None = self if not self.windows else None
         while one is not None:
             yield one
             one = one.before
 
+    def wants(self, topic: str) -> bool:
+        """Whether it reads that."""
+        return self.topic in ("", topic)
+
     def __str__(self) -> str:
-        return f"{self.label} ({self.start} at {self.opened:.3f})"
+        return f"{self.label} ({self.start} at {self.opened:.3f}{', ' * bool(self.topic)}{self.topic})"
 
 
 @dataclass
@@ -166,10 +185,12 @@ async def _ask_again(books: RecordingBooks, book: RecordedPublisher, publisher: 
             book.routed, book.floor = False, len(book.began)
 
 
-async def _flush(books: RecordingBooks, book: RecordedPublisher, publisher: roq.Publisher) -> None:
+async def _flush(
+    books: RecordingBooks, book: RecordedPublisher, publisher: roq.Publisher, seconds: float = FLUSH_SECONDS
+) -> None:
     up_to = len(book.began)
     with contextlib.suppress(DeadlineExceeded), _refusals(books, book):
-        receipt = await publisher.flush(FLUSH_SECONDS)
+        receipt = await publisher.flush(seconds)
         if receipt.level == STORED and not book.routed:
             book.are_stored(up_to, books.loop.time())
 
@@ -190,7 +211,7 @@ def _refusals(books: RecordingBooks, book: RecordedPublisher) -> Iterator[None]:
 
 
 async def _end(books: RecordingBooks, book: RecordedPublisher, publisher: roq.Publisher) -> None:
-    await _flush(books, book, publisher)
+    await _flush(books, book, publisher, LAST_FLUSH_SECONDS)
     try:
         with _refusals(books, book):
             await publisher.close(CLOSE_SECONDS)
@@ -229,10 +250,41 @@ async def read_late(books: RecordingBooks, zookeeper: str, queue: str, label: st
         await _life(books, roq.connect(zookeeper, connect_seconds=OPEN_SECONDS), queue, reading, start, seconds, stop)
 
 
+async def read_windows(
+    books: RecordingBooks, zookeeper: str, queue: str, label: str, random: Random, stop: asyncio.Event
+) -> None:
+    """Of the past, each from the time at which the one before ended, until `stop`."""
+    client = GcmClient(zookeeper)
+    start: str | datetime = "earliest"
+    windows: list[Reading] = []
+    while not stop.is_set():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(random.uniform(*WINDOW_SECONDS)):
+                await stop.wait()
+        now, end_ms = books.loop.time(), time.time_ns() // 1_000_000 - UNTIL_MS
+        reading = Reading(label, "window", now, before=windows[-1] if windows else None, until=now - UNTIL_MS / 1000)
+        told: list[MessagesLost] = []
+        window = TapeWindow(client, queue, (), told.append, start, end_ms)
+        with contextlib.suppress(TemporaryError, NotRecorded):
+            await window.open(OPEN_SECONDS)
+            job = asyncio.get_running_loop().create_task(_take(books, reading, window, told))
+            waiting = asyncio.get_running_loop().create_task(stop.wait())
+            await asyncio.wait([job, waiting], return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            if job.done():
+                job.result()
+                reading.complete, reading.windows, start = True, windows, datetime.fromtimestamp(end_ms / 1000, UTC)
+                windows.append(reading)
+                books.readings.append(reading)
+        await window.close(0)
+    client.close()
+
+
 async def read_to_the_end(books: RecordingBooks, zookeeper: str, queue: str, stop: asyncio.Event) -> None:
-    """Everything that is on the tapes."""
-    cluster = roq.connect(zookeeper, connect_seconds=OPEN_SECONDS)
-    await _life(books, cluster, queue, Reading(FRESH, "present", 0.0), "earliest", math.inf, stop)
+    """Everything that is on the tapes; then one topic of it once more."""
+    for topic in ("", "t0"):
+        cluster = roq.connect(zookeeper, connect_seconds=OPEN_SECONDS)
+        await _life(books, cluster, queue, Reading(FRESH, "present", 0.0, topic=topic), "earliest", math.inf, stop)
 
 
 async def _life(
@@ -250,7 +302,9 @@ async def _life(
     try:
         await cluster.__aenter__()
         follow = reading.start != "present"
-        subscriber = await cluster.subscriber(queue, on_lost=told.append, start=start, follow=follow).open(OPEN_SECONDS)
+        topics = [reading.topic] if reading.topic else []
+        made = cluster.subscriber(queue, *topics, on_lost=told.append, start=start, follow=follow)
+        subscriber = await made.open(OPEN_SECONDS)
     except RoqError as error:
         if isinstance(error, InvalidPosition):
             books.errors.append(f"{reading}: {error}")
@@ -329,16 +383,22 @@ def _judge_one(books: RecordingBooks, reading: Reading, one: RecordedPublisher, 
     lost, doubted = _told(one, reading.told.get(one.id, []))
     if lost & got:
         wrong.append(f"{who}: told as lost and delivered: {sorted(lost & got)[:TOLD_MAX]}")
-    due = {number for number, at in one.stored.items() if _is_judged(books, reading, one, number, at)}
+    wanted = {number for number, topic in enumerate(one.topics, 1) if reading.wants(topic)}
+    due = {number for number, at in one.stored.items() if number in wanted and _is_judged(books, reading, one, number, at)}
     strict = due if lossless else {number for number in due if one.stored[number] < reading.opened}
+    entire = reading.before is None and reading.since == -math.inf
+    # Of whom it meets after messages may have passed it by it can't know when they were sent. Without losses everybody else
+    # whom it meets then begins with number 1, and only a life of a producer behind those of the lives before.
+    if not entire and (one.named or not lossless):
+        doubted = {number for number in doubted if lossless and number >= min(got, default=math.inf)}
     if refused := strict & (lost | doubted):
         wrong.append(f"{who}: {len(refused)} stored messages were told as lost, {_some(refused)}")
     earlier = {number for each in reading.chain() for number in each.got.get(one.id, ())}
     reported = {number for each in reading.chain() for part in _told(one, each.told.get(one.id, [])) for number in part}
     last = max(got, default=0)
-    if reading.label == FRESH:
-        due = {number for number in due if one.stored[number] < reading.opened}
-    elif reading.over or reading.complete:  # where a store was killed, the end of a tape is known when it is taken over
+    if reading.complete:
+        due = {number for number in due if one.stored[number] < min(reading.opened, reading.until - SKEW_SECONDS)}
+    elif reading.over:
         due = {number for number in due if number < last}
     if missing := due - earlier - reported:
         wrong.append(f"{who}: {len(missing)} stored messages did not come, {_some(missing)} of {len(one.began)}")
@@ -346,11 +406,12 @@ def _judge_one(books: RecordingBooks, reading: Reading, one: RecordedPublisher, 
     silent = {
         number
         for number, began in enumerate(one.began, 1)
-        if number < (newest.get(one.topics[number - 1], 0) if one.killed else last)
-        and began >= reading.since
-        and not books.switched(began, began)
+        if number in wanted
+        and number < (newest.get(one.topics[number - 1], 0) if one.killed else last)
+        and reading.since <= began < reading.until - SKEW_SECONDS
+        and not books.switched(began, one.stored.get(number, math.inf))
     }
-    if books.off and (reading.before is not None or reading.since > -math.inf):
+    if books.off and not entire:
         silent = set()  # of a path that began while nothing was recorded it does not know what came before
     if silent := silent - earlier - reported - due:
         wrong.append(f"{who}: {len(silent)} messages were lost in silence, {_some(silent)} of {len(one.began)}")

@@ -31,11 +31,13 @@ from roq.tools.simulation.invariants import Inspector, LogInspector
 from roq.tools.simulation.load import TrafficPattern, judge
 from roq.tools.simulation.loop import BOOTED_SECONDS, SimulatedLoop, Standstill
 from roq.tools.simulation.network import Network
+from roq.tools.simulation.producers import ProducerCluster
 from roq.tools.simulation.recording_cluster import CLOCKS_SECONDS, GROUP, GroupCluster, RecordingCluster, recording_replacements
 from roq.tools.simulation.recordings import RecordPace
 from roq.tools.simulation.surroundings import replaced
 from roq.tools.simulation.task_cluster import WORK_QUEUE, TaskCluster
 from roq.tools.simulation.tasks import INLINE_BYTES, TaskPace
+from roq.tools.simulation.transactions import TransactionCluster
 
 SESSION_SECONDS, FAULT_SECONDS = 4.0, 37.0
 BACK_SECONDS = 8.0  # after everything was healed: sessions end, hosts come back, everybody joins again
@@ -47,6 +49,7 @@ SETTLE_SECONDS, CLOSE_SECONDS, DRAIN_SECONDS = 18.0, 21.0, 6.0
 TASKS_CLOSE_SECONDS, DONE_SECONDS = 40.0, 60.0  # a put waits for 30 s at most
 SHUFFLE_CALM_SECONDS = 22.0
 RECORDED_DRAIN_SECONDS = 45.0  # a tape that was left open is waited for 30 s
+WINDOWS_SHARE = 0.3  # of the seeds with a recorded queue
 CALM_SECONDS = 22.0  # after everything was healed: masters come back, disks are copied, and puts go on
 
 
@@ -58,6 +61,8 @@ class What(StrEnum):
     SHUFFLE = "shuffle"  # shuffles, their leader and followers, drivers, writers and readers
     RECORDED = "recorded"  # a recorded queue, its tapes and stores, publishers and readers
     GROUPS = "groups"  # the same with a group of it, its master and members
+    PRODUCERS = "producers"  # as recorded, with publishers that have names, over many lives
+    TRANSACTIONS = "transactions"  # the same, whose members move messages to two other recorded queues by transactions
 
 
 PLANS = {
@@ -65,29 +70,37 @@ PLANS = {
     What.TASKS: plan_tasks,
     What.SHUFFLE: plan_shuffles,
     What.RECORDED: plan_recorded,
+    What.PRODUCERS: plan_recorded,
     What.GROUPS: plan_recorded,
+    What.TRANSACTIONS: plan_recorded,
 }
 CLUSTERS = {  # a shuffle's needs more than is installed everywhere
     What.MESSAGES: SimulatedCluster,
     What.TASKS: TaskCluster,
     What.RECORDED: RecordingCluster,
+    What.PRODUCERS: ProducerCluster,
     What.GROUPS: GroupCluster,
+    What.TRANSACTIONS: TransactionCluster,
 }
 WORDS = {  # for what was given, got and settled
     What.MESSAGES: ("published", "delivered", "told as lost"),
     What.TASKS: ("put", "deliveries", "acked"),
     What.SHUFFLE: ("attempts", "rows read", "sealed"),
     What.RECORDED: ("stored", "delivered", "told as lost"),
+    What.PRODUCERS: ("stored", "delivered", "told as lost"),
     What.GROUPS: ("stored", "leases", "acked"),
+    What.TRANSACTIONS: ("stored", "leases", "committed"),
 }
 HOSTS = {  # of a shuffle one joins late
     What.MESSAGES: (3,),
     What.TASKS: (3,),
     What.SHUFFLE: (4,),
     What.RECORDED: (3, 4),
+    What.PRODUCERS: (3, 4),
     What.GROUPS: (3, 4),
+    What.TRANSACTIONS: (3, 4),
 }
-RECORDS = What.RECORDED, What.GROUPS
+RECORDS = What.RECORDED, What.PRODUCERS, What.GROUPS, What.TRANSACTIONS
 
 
 @dataclass(frozen=True)
@@ -294,8 +307,10 @@ async def _recorded(cluster: RecordingCluster, faults: Sequence[Fault], seconds:
     began = cluster.loop.time()
     for what in ("early", "publisher", "publisher", "reader", *random.choice(((), ("publisher",)))):
         cluster.client(what)
+    if random.random() < WINDOWS_SHARE:
+        cluster.client("windows")
     await _suffer(cluster, faults, began, seconds)
-    await _end_recorded(cluster, ("early", "reader"))
+    await _end_recorded(cluster, ("early", "reader", "windows"))
 
 
 async def _groups(cluster: GroupCluster, faults: Sequence[Fault], seconds: float, random: Random) -> None:
@@ -305,6 +320,8 @@ async def _groups(cluster: GroupCluster, faults: Sequence[Fault], seconds: float
     cluster.group.ordered, cluster.group.work_seconds = order == "topic", random.choice((0.0, 0.02))
 
     async def prepare(admin: roq.Cluster) -> None:
+        for queue in cluster.RECORDED[1:]:
+            await admin.create_queue(queue, replication=2, overflow="block", record=cluster.record, timeout_seconds=60.0)
         await admin.create_group(QUEUE, GROUP, order=order, start=start, timeout_seconds=60.0)
 
     await cluster.administer(prepare)
@@ -365,5 +382,7 @@ COURSES: dict[What, Callable[..., Coroutine[Any, Any, None]]] = {
     What.TASKS: _tasks,
     What.SHUFFLE: _shuffles,
     What.RECORDED: _recorded,
+    What.PRODUCERS: _recorded,
     What.GROUPS: _groups,
+    What.TRANSACTIONS: _groups,
 }

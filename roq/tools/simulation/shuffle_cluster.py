@@ -16,11 +16,11 @@ from roq.coordination.locate import GcmClient
 from roq.errors import DataLost, TemporaryError
 from roq.runtime.rpc import RpcClient
 from roq.shuffle.node.stored import BAD
+from roq.tools.chaos.shuffle_work import ShuffleAccount, ShuffleBooks, drive, judge_shuffles, read, read_one, write
 from roq.tools.simulation.blocking import LoopBeside, SimulatedStopEvent
 from roq.tools.simulation.cluster import ZOOKEEPER
 from roq.tools.simulation.faults import Fault, FaultKind
 from roq.tools.simulation.loop import SimulatedLoop
-from roq.tools.simulation.shuffles import ShuffleAccount, ShuffleBooks, drive, judge_shuffles, read, read_one, write
 from roq.tools.simulation.store_cluster import StoreCluster
 from roq.tools.simulation.threads import sleep
 from roq.wire.assignment import ProcessKind
@@ -52,7 +52,7 @@ class ShuffleCluster(StoreCluster):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.shuffles = ShuffleBooks(self.loop, self._put_aside)
+        self.shuffles = ShuffleBooks(self._put_aside, sleep, self.loop.note)
         self._draining = False
 
     def _put_aside(self, id: str) -> bool:
@@ -79,11 +79,11 @@ class ShuffleCluster(StoreCluster):
             late.start_hcm()
             return
         draining = self._draining = not self._draining
-        self.told(f"{late.name} is {'drained' if draining else 'taken back'}")
+        self.told(f"{late.name} is {'cordoned' if draining else 'taken back'}")
 
         async def program(stop: asyncio.Event) -> None:
             async with roq.connect(ZOOKEEPER) as cluster:
-                await cluster.drain_host(late.name, draining)
+                await cluster.cordon_host(late.name, draining)
 
         self.admin.run("admin", program)
 

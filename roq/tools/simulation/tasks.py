@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import roq
 from roq.errors import LeaseLost, StorageFull, TemporaryError
+from roq.tools.chaos.promises import Delivery, count_violations, delivery_violations, early, may_be_acked
 from roq.tools.simulation.loop import SimulatedLoop
 from roq.wire.task import Status
 from roq.workqueue.codec import parse_token
@@ -24,9 +25,6 @@ from roq.workqueue.prefetch import Task
 
 INLINE_BYTES = 2_000  # payloads from this size on go straight to a store
 LEASE_SECONDS = 4.0
-EARLY_SECONDS = (
-    1.0  # a lease may end before its time when a master takes over: that one's clock begins with what ZooKeeper said
-)
 AGAIN_SECONDS = 0.3
 IDLE_SECONDS = 1.0
 TOLD_MAX = 5  # of what went wrong alike
@@ -49,21 +47,6 @@ class PutAccount:
     size: int
     began: float
     id: str = ""
-
-
-@dataclass(eq=False)
-class Delivery:
-    """One lease, as its worker knows it. open: it means to keep it; acked: the answer to its ack, None if none came."""
-
-    number: int
-    worker: str
-    order: int  # of the delivery in the log
-    got: float
-    task: Task
-    open: bool = True
-    acking: bool = False
-    acked: bool | None = None
-    kept: list[float] = field(default_factory=list)  # when settlements began that were confirmed
 
 
 @dataclass
@@ -95,11 +78,9 @@ class TaskBooks:
             self.wrong.append(f"put {number} became two tasks: {self.ids[number]} and {task.id}")
         now, order = self.loop.time(), parse_token(task.token)[0]
         before = self.deliveries.setdefault(number, [])
-        for one in before:
-            left = one.task.ends_in(now)
-            if one.open and one.order < order and left > EARLY_SECONDS and not self.clocks_stepped:
-                self.wrong.append(f"task {number} came to {worker}, {left:.2f} s before the lease of {one.worker} was over")
-        delivery = Delivery(number, worker, order, now, task)
+        delivery = Delivery(worker, order, now, task.ends_in)
+        if not self.clocks_stepped:
+            self.wrong += early(number, delivery, before)
         before.append(delivery)
         self.loop.note("task", number, worker)
         return delivery
@@ -110,17 +91,8 @@ class TaskBooks:
         return len(self.puts), len(all), sum(one.acked is True for one in all)
 
     def open_numbers(self) -> list[int]:
-        """Puts that were confirmed and that nobody may have acked.
-
-        The ack of the newest lease may have taken effect although it was answered as a lost lease: it was sent again, to a
-        master that had begun with a snapshot (roq/workqueue/master/service.py, `Recent`). The queue's own counts tell.
-        """
-        return [put.number for put in self.puts.values() if put.id and not _may_be_acked(self.deliveries.get(put.number, []))]
-
-
-def _may_be_acked(deliveries: list[Delivery]) -> bool:
-    newest = max(deliveries, key=lambda one: one.order, default=None)
-    return any(one.acking and (one is newest or one.acked is not False) for one in deliveries)
+        """Puts that were confirmed and that nobody may have acked."""
+        return [put.number for put in self.puts.values() if put.id and not may_be_acked(self.deliveries.get(put.number, []))]
 
 
 def payload_of(put: PutAccount) -> bytes:
@@ -224,33 +196,11 @@ def judge_tasks(books: TaskBooks) -> list[str]:
     if left := books.open_numbers():
         wrong.append(f"{len(left)} tasks were put and never acked: {left[:TOLD_MAX]}")
     for number, deliveries in books.deliveries.items():
-        wrong += _judge_one(number, deliveries)
+        wrong += delivery_violations(number, deliveries)
     confirmed = sum(bool(put.id) for put in books.puts.values())
     status = books.status
     if status is None:
         wrong.append("the queue gave no answer after everything was healed")
-    elif status.ready or status.delayed or status.leased or status.dead:
-        wrong.append(f"in the end {status}")
-    elif status.completed != status.inserted:
-        wrong.append(f"in the end {status.inserted} tasks were inserted and {status.completed} completed")
-    elif not confirmed <= status.inserted <= len(books.puts):
-        wrong.append(f"{confirmed} of {len(books.puts)} puts were confirmed, and the queue counts {status.inserted}")
-    return wrong
-
-
-def _judge_one(number: int, deliveries: list[Delivery]) -> list[str]:
-    newest = max(deliveries, key=lambda one: one.order)
-    wrong = [
-        f"task {number} was acked by {one.worker} and leased again by {newest.worker}"
-        for one in deliveries
-        if one.acked and one.order < newest.order
-    ]
-    if len({one.order for one in deliveries}) < len(deliveries):
-        wrong.append(f"task {number} was delivered twice in one lease")
-    wrong += [
-        f"task {number}: {one.worker} settled an old lease while {other.worker} had a newer one"
-        for one in deliveries
-        for other in deliveries
-        if other.order > one.order and any(began > other.got for began in one.kept)
-    ]
+    else:
+        wrong += count_violations(status, confirmed, len(books.puts))
     return wrong

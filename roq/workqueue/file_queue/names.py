@@ -33,12 +33,14 @@ import json
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import msgspec
+
+from roq.errors import InvalidConfiguration
 
 JSON = ".json"  # tasks python-task-queue can run
 DATA = ".data"  # any other payload; as long as JSON, the slices below rely on it
@@ -202,19 +204,33 @@ _wrapper = msgspec.json.Decoder(_Wrapper)
 
 def suffix(payload: bytes) -> str:
     """JSON if python-task-queue can run this payload, DATA if not. White space around it or NaN make it DATA."""
-    if payload[:1] + payload[-1:] not in (b"{}", b"[]"):
-        return DATA
-    try:
-        payload.decode()
-        value = msgspec.json.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return DATA
-    match value:
+    match _content(payload):
         case {"class": str(name)} if name:
             return JSON
-        case [[str(), str()], list(), dict(), _] if len(value) == _FUNCTION_PARTS:
+        case [[str(), str()], list(), dict(), _] as parts if len(parts) == _FUNCTION_PARTS:
             return JSON
     return DATA
+
+
+def check_functions(payloads: Iterable[bytes]) -> None:
+    """Raises InvalidConfiguration for what workers of python-task-queue would call, whatever function of whatever module it
+    names. (Of classes they run those that they know.)"""
+    if any(payload[:1] == b"[" and suffix(payload) == JSON for payload in payloads):
+        raise InvalidConfiguration(
+            "a payload is a function call that workers of python-task-queue on this folder would carry out; if you trust "
+            "whoever made it, open the queue with trust_functions=True (or …?trust_functions=true)"
+        )
+
+
+def _content(payload: bytes) -> Any:
+    """None if it is no JSON of an object or a list."""
+    if payload[:1] + payload[-1:] not in (b"{}", b"[]"):
+        return None
+    try:
+        payload.decode()
+        return msgspec.json.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def encode(payload: bytes, suffix: str, id: str, folder: str) -> bytes:

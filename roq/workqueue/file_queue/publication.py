@@ -34,9 +34,10 @@ MARK_BYTES = 6
 
 class FilePublication:
     """Of one work queue's folder, which exists. work: a folder in it. job: whose numbers they are. decided: Unix milliseconds,
-    always the same for the same numbers."""
+    always the same for the same numbers. trust_functions: see names.check_functions."""
 
-    def __init__(self, folder: str, work: str, job: str, decided: int) -> None:
+    def __init__(self, folder: str, work: str, job: str, decided: int, *, trust_functions: bool = False) -> None:
+        self._trust_functions = trust_functions
         with storage_errors(folder):
             place = Folder(folder, {})
             self._work = f"{place.path}/{work}"
@@ -54,6 +55,8 @@ class FilePublication:
     def put(self, first: int, tasks: Sequence[NewTask]) -> None:
         """Tasks first, first + 1, …: durable and in the queue on return, those put before not again."""
         check_put(tasks, self._place.settings)
+        if not self._trust_functions:
+            names.check_functions(task.payload for task in tasks)
         done, prepared = f"{self._work}/{first}.done", f"{self._work}/{first}"
         with storage_errors(self._place.path):
             if not os.path.exists(done):

@@ -47,7 +47,7 @@ class FileQueue:
 
     settings: those that are asked for; None takes what the folder was made with.
     ack_sync_seconds: above 0, an Ack returns when the task is gone for every process, and is synced so much later at most: a
-    power loss may bring back tasks acked just before. clock: Unix seconds.
+    power loss may bring back tasks acked just before. trust_functions: see names.check_functions. clock: Unix seconds.
     Raises WorkQueueConflict, UnknownFormat, StorageDenied, StorageFull or StorageFailed."""
 
     def __init__(
@@ -55,8 +55,10 @@ class FileQueue:
         folder: str | os.PathLike[str],
         settings: TaskSettings | Asked | None = None,
         ack_sync_seconds: float = 0.0,
+        trust_functions: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self._trust_functions = trust_functions
         path = os.fspath(folder)
         with storage_errors(path):
             place = Folder(path, asked_for(settings))
@@ -91,9 +93,11 @@ class FileQueue:
     # --- put ----------------------------------------------------------------------------------------------------------
 
     def put(self, tasks: Sequence[NewTask]) -> list[str]:
-        """Store tasks durably, all or none; their ids."""
+        """Store tasks durably, all or none; their ids. Raises InvalidConfiguration for a function that is not trusted."""
         check_open(closed=self._closed)
         check_put(tasks, self.settings)
+        if not self._trust_functions:
+            names.check_functions(task.payload for task in tasks)
         ids = self._ids.make(int(self._clock() * 1000), [task.priority for task in tasks])
         with storage_errors(self.path):
             if any(task.dedup_key for task in tasks):

@@ -19,7 +19,7 @@ from roq.runtime.observe import logger
 from roq.workqueue.fold import Fold
 from roq.workqueue.state import State
 
-DIRECT_MAX = 200  # tasks and keys whose dump takes no longer than a fork, however large they are
+DIRECT_MAX = 200  # tasks, keys and messages of transactions whose dump takes no longer than a fork, however large they are
 log = logger(__name__)
 
 
@@ -30,7 +30,8 @@ class Dump:
         self._data = b""
         self._child = self._file = 0  # pid while it is neither reaped nor discarded; descriptor
         self._ended = asyncio.Event()
-        if fold.inserted - fold.completed - fold.removed + len(fold.keys) > direct_max:
+        tasks = fold.inserted - fold.completed - fold.removed - fold.lapsed
+        if tasks + len(fold.keys) + fold.outbox.count > direct_max:
             try:
                 self._fork(fold)
             except OSError as error:  # no memory for another process

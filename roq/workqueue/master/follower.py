@@ -13,7 +13,7 @@ from roq.log.replicated.reader import LogReader
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
 from roq.workqueue.fold import Fold
-from roq.workqueue.master.service import Recent
+from roq.workqueue.master.recent import Recent
 from roq.workqueue.records import decode
 from roq.workqueue.state import State
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from roq.runtime.observe import logger
 from roq.workqueue.master.service import MasterService
 from roq.workqueue.master.term import MasterTerm
-from roq.workqueue.records import FeedMessage
+from roq.workqueue.records import FeedMessages
 
 MESSAGES_MAX, DEAD_MAX = 50_000, 50_000  # fed and neither done nor dead; dead
 BYTES_MAX = 64 * 1024 * 1024  # of both
@@ -25,21 +25,23 @@ log = logger(__name__)
 
 class GroupIntake:
     """Of one term. now: ms. waiting_since: when that was written which is stored and not in the group yet (ms); 0: there is no
-    such; None: that is not known."""
+    such; None: that is not known. lag: stored messages that are not in the group, -1: not known."""
 
     def __init__(self, service: MasterService, term: MasterTerm, now: Callable[[], int]) -> None:
         self.now = now
         self.waiting_since: int | None = None
+        self.lag = -1
+        self._missed = 0  # since the newest position
         self._service, self._term = service, term
         self._room = asyncio.Event()
-        service.freed, service.unfed = self._freed, self._behind
+        service.freed, service.unfed = self._freed, self._unfed
 
     @property
     def position(self) -> dict[str, int] | None:
         """Entries of the tapes up to which everything is in the group, by Exchange. None: it was never fed."""
         return self._service.fold.fed
 
-    async def take(self, messages: Sequence[FeedMessage]) -> None:
+    async def take(self, messages: Sequence[FeedMessages]) -> None:
         """Add messages, as soon as there is room. Raises NotLeader: the term has ended."""
         while self._filled() >= 1:
             self._room.clear()
@@ -51,22 +53,27 @@ class GroupIntake:
         if self._service.waiting.bytes > ON_THEIR_WAY_MAX:
             await self._term.barrier()
 
+    def missed(self) -> None:
+        """Something does not come into the group. It counts with the next position, behind it: once, whoever is the master."""
+        self._missed += 1
+
     def reached(self, done: dict[str, int]) -> None:
         """All that was taken lies up to these entries."""
-        if done != self.position:
-            self._service.feed_position(done, self.now())
+        if done != self.position or self._missed:
+            missed, self._missed = self._missed, 0
+            self._service.feed_position(done, self.now(), missed)
             self._term.turn()
 
     def _filled(self) -> float:
         fold = self._service.fold
-        count = fold.ready.count + fold.behind + len(fold.delayed) + len(fold.leased)
+        count = fold.ready.count + fold.topics.behind + len(fold.delayed) + len(fold.leased)
         return max(count / MESSAGES_MAX, len(fold.dead) / DEAD_MAX, fold.fed_bytes / BYTES_MAX)
 
     def _freed(self) -> None:
         if not self._room.is_set() and self._filled() < AGAIN_BELOW:
             self._room.set()
 
-    def _behind(self, now: int) -> int:
+    def _unfed(self, now: int) -> tuple[int, int]:
         if self.waiting_since is None:
-            return -1
-        return max(now - self.waiting_since, 0) if self.waiting_since else 0
+            return -1, self.lag
+        return (max(now - self.waiting_since, 0) if self.waiting_since else 0), self.lag

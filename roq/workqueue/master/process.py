@@ -4,7 +4,8 @@
        ▲                       │ a later term has it                                              │
        └───────────────────────┴──────────────────────────────────────────────────────────────────┘
 
-A group's master is also fed from the tapes of its queue, by a program that this one is started with (intake.py).
+A group's master is also fed from the tapes of its queue, by a program that this one is started with (intake.py); another
+forwards what transactions publish (outgoing.py).
 
 Which one is active is the GCM's word (role and term in the ProcessSpec); that there is only one is the log's: taking it over
 fences every other. Sockets: `clients`, whose requests are handed over one by one, without a task for each, and `control`
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from roq.coordination import paths
 from roq.coordination.link import Check
@@ -54,12 +55,14 @@ from roq.wire.assignment import MonitorRole, ProcessSpec, from_json
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.envelope import EnvelopeKind, open_envelope, seal_error
 from roq.wire.process import ChildSpec
-from roq.wire.rights import ADMINISTRATIVE, MASTER, for_one
+from roq.wire.rights import ADMINISTRATIVE, allow_at_master
 from roq.wire.task import StoreAddress
 from roq.wire.work_queue import GroupSource, WorkQueueRecord, WorkQueueSpec
+from roq.workqueue.master import closed
 from roq.workqueue.master.blobs import BlobStores
 from roq.workqueue.master.follower import LogFollower
 from roq.workqueue.master.intake import GroupIntake
+from roq.workqueue.master.outgoing import OutgoingOutbox
 from roq.workqueue.master.registry import RegistryPace
 from roq.workqueue.master.service import MasterService
 from roq.workqueue.master.term import MasterTerm, SteadyClock, snapshots
@@ -71,7 +74,16 @@ GRACE_MS = 2_000  # after a take-over no lease ends: those who hold one must fin
 COPIES_ASKED_MAX = 100  # people who ask at the same time whether all copies are there
 
 FeedProgram = Callable[[str, GroupSource, GroupIntake], Coroutine[Any, Any, None]]  # by ZooKeeper's addresses; until cancelled
+ForwardProgram = Callable[[str, OutgoingOutbox], Coroutine[Any, Any, None]]  # the same
+_OF_PAYLOADS = (wire.Reserve, wire.PayloadStored)
 log = logger(__name__)
+
+
+class BesidePrograms(NamedTuple):
+    """What runs beside a master that serves: feed fills a group, forward publishes what transactions say."""
+
+    feed: FeedProgram
+    forward: ForwardProgram
 
 
 @dataclass(frozen=True)
@@ -89,10 +101,10 @@ class ServedTerm:
 class Master:
     """One master, active or standby, on the running loop."""
 
-    def __init__(self, spec: ChildSpec, stop: asyncio.Event, feed: FeedProgram) -> None:
+    def __init__(self, spec: ChildSpec, stop: asyncio.Event, programs: BesidePrograms) -> None:
         if spec.process.work is None:
             raise InvalidConfiguration("a master without a work queue")
-        self._spec, self._stop, self._feed = spec, stop, feed
+        self._spec, self._stop, self._programs = spec, stop, programs
         self._process, self._work = spec.process, spec.process.work
         self.counters = Counters()
         self._clock = SteadyClock()
@@ -104,7 +116,7 @@ class Master:
         control = spec.ports["control"]
         self._control = ShutdownMonitor(spec.process.name, spec.address, control, stop, self.counters, self._configure)
         self._refusals = Refusals(log, self.counters)
-        self._allow = for_one(MASTER, spec.process.queue)
+        self._allow = allow_at_master(spec.process.queue)
         self._router = Router(spec.address, spec.ports["clients"], self._message, self._taken)
 
     @property
@@ -118,6 +130,7 @@ class Master:
         self._process, self._work = process, process.work or self._work
         if (serving := self._serving) is not None:
             serving.writer.quorums = self._work.write_quorum, self._work.ack_quorum
+            serving.term.service.shards, serving.term.service.closed = self._work.shards, self._work.closed
             serving.blobs.registry.configure(self._work)
         self._changed.set()
 
@@ -171,15 +184,34 @@ class Master:
             self._router.send(peer, seal_error(id, error))
         elif type(request) is wire.GetCopies:
             self._get_copies(serving, peer, id)
+        elif isinstance(request, wire.CountHeld):
+            count = serving.blobs.registry.held_on(request.host)
+            self._router.send(peer, wire.seal_answer(id, wire.Counted(count)))
         elif serving.term.turned_away(peer, id, request):
             return
         elif self._work.source is not None and isinstance(request, wire.Put | wire.Reserve):
             text = f"{self._process.queue} is a group: it gets what is published to queue {self._work.source.queue}"
             self._router.send(peer, seal_error(id, CallError(text)))
-        elif isinstance(request, (wire.Reserve, wire.PayloadStored)):
+        elif self._process.queue == wire.TRANSACTIONS and isinstance(request, wire.Put | wire.Reserve):
+            self._router.send(peer, seal_error(id, CallError(f"{wire.TRANSACTIONS} is for transactions: it takes no tasks")))
+        elif isinstance(request, _OF_PAYLOADS) and (refusal := self._closed_to(serving, request)) is not None:
+            refuse = partial(self._router.send, peer, seal_error(id, refusal))
+            serving.term.service.after(refuse, self._clock.now())  # one who was replaced must not say so
+        elif isinstance(request, _OF_PAYLOADS):
             serving.blobs.take(peer, id, request)
+        elif type(request) is wire.CountLeft and (pending := serving.blobs.registry.pending):
+            self._router.send(peer, wire.seal_answer(id, wire.Counted(pending)))
+        elif type(request) is wire.FindKeys and serving.blobs.registry.stores_keys(request.keys):
+            self._router.send(peer, seal_error(id, NotReady("a task with one of these keys is being stored: ask again")))
         else:
             serving.term.take(peer, id, request)
+
+    def _closed_to(self, serving: ServedTerm, request: wire.Reserve | wire.PayloadStored) -> RoqError | None:
+        """Why a closed shard takes no payload; None: it does."""
+        if not serving.term.service.closed:
+            return None
+        being_stored = serving.blobs.registry.stores(request.producer, request.sequence)
+        return closed.refusal(serving.term.service.fold, request, being_stored)
 
     def _taken(self) -> None:
         """All that came together."""
@@ -313,6 +345,7 @@ class Master:
         quiet_until = self._clock.now() + GRACE_MS if follower.position else 0
         inline, here = self._work.inline_bytes, self._router.peers.__contains__
         service = MasterService(follower.fold, follower.recent, self._process.term, inline, self._places, quiet_until, here)
+        service.shards, service.closed = self._work.shards, self._work.closed
         term = MasterTerm(service, writer, self._router.send, self._drop, self._clock, self.counters)
         term.position = follower.position
         blobs = BlobStores(
@@ -325,7 +358,10 @@ class Master:
         beside.start(snapshots(term, writer, self.counters, lost), "snapshots")
         beside.start(repairer.run(), "repairs of the log")
         if (source := self._work.source) is not None:
-            beside.start(self._feed(self._spec.zookeeper, source, GroupIntake(service, term, self._clock.now)), "feed")
+            intake = GroupIntake(service, term, self._clock.now)
+            beside.start(self._programs.feed(self._spec.zookeeper, source, intake), "feed")
+        outbox = OutgoingOutbox(service, term, self._work.log, self._clock.now)
+        beside.start(self._programs.forward(self._spec.zookeeper, outbox), "outbox")
         return ServedTerm(term, writer, blobs, repairer, beside)
 
     def _places(self, hosts: tuple[str, ...]) -> tuple[StoreAddress, ...]:
@@ -358,11 +394,11 @@ def _settings(work: WorkQueueSpec) -> LogSettings:
     return LogSettings.model_validate({"write_quorum": work.write_quorum, "ack_quorum": work.ack_quorum})
 
 
-async def serve(spec: ChildSpec, stop: asyncio.Event, feed: FeedProgram) -> None:
-    """Serve until `stop`. feed: what fills groups. Raises PortTaken."""
-    await Master(spec, stop, feed).serve()
+async def serve(spec: ChildSpec, stop: asyncio.Event, programs: BesidePrograms) -> None:
+    """Serve until `stop`. Raises PortTaken."""
+    await Master(spec, stop, programs).serve()
 
 
-def main(spec: ChildSpec, feed: FeedProgram) -> int:
+def main(spec: ChildSpec, programs: BesidePrograms) -> int:
     """Entry point of the forked child; its exit code."""
-    return run(lambda stop: serve(spec, stop, feed))
+    return run(lambda stop: serve(spec, stop, programs))

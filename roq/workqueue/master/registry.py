@@ -228,6 +228,21 @@ class BlobRegistry:
                 return self._beats(lives)
         return []
 
+    @property
+    def pending(self) -> int:
+        """Payloads on their way to becoming tasks."""
+        return len(self._pending)
+
+    def stores(self, producer: int, sequence: int) -> bool:
+        """Whether the payload of this task is stored, and being verified and copied."""
+        return any(one.number == (producer, sequence) and one.waiting for one in self._pending.values())
+
+    def stores_keys(self, keys: Iterable[str]) -> bool:
+        """Whether that of a task with one of these dedup keys is."""
+        wanted = {*keys}
+        requests = (one.request for one in self._pending.values() if one.waiting)
+        return any(request is not None and request.task.dedup_key in wanted for request in requests)
+
     def configure(self, spec: WorkQueueSpec) -> None:
         """The quorums may be others."""
         self.spec = spec
@@ -254,6 +269,7 @@ class BlobRegistry:
         self._count += 1
         blob = f"{self.prefix}{self._token}.{self._count}"
         roomy = self.health.roomy() or self.health.live()
+        roomy = self.health.staying(roomy) or roomy
         for host in rank(blob, [host for host in roomy if host not in request.avoid] or roomy):
             endpoint = self._directory.endpoint(host)
             if endpoint is not None:
@@ -317,6 +333,9 @@ class BlobRegistry:
             spread.rounds += 1
             removing = {host for host, one in self._inventories.items() if blob.blob in one.removing}
             targets = set(self.health.roomy()) - spread.tried - removing
+            staying = set(self.health.staying(targets))
+            if spread.key is not None or len(staying) >= spread.wanted - len(holders):
+                targets = staying
             holding = Holding(blob.blob, holders, size=blob.size)
             for copy in plan([holding], spread.wanted, targets.union(holders), targets_max=spread.wanted):
                 spread.tried.update(copy.targets)
@@ -337,8 +356,10 @@ class BlobRegistry:
 
     def _restored(self, spread: _Spread, key: TaskKey) -> list[Instruction]:
         task, blob = self._service.fold.blobs.get(key), spread.blob
-        if spread.holders != spread.before and task is not None and task.payload == blob:
-            self._service.replace(key, blob, spread.holders, self._ms)
+        staying = tuple(self.health.staying(spread.holders))
+        holders = staying if len(staying) >= min(self.spec.write_quorum, len(blob.holders)) else spread.holders
+        if holders != spread.before and task is not None and task.payload == blob:
+            self._service.replace(key, blob, holders, self._ms)
             self._counters["blobs_restored"] += 1
         if len(spread.holders) < spread.wanted:
             self._repair_soon(self._pace.heartbeat_seconds)
@@ -358,11 +379,15 @@ class BlobRegistry:
 
     def _lacks(self, blob: BlobRef, live: frozenset[str]) -> bool:
         alive = [host for host in blob.holders if host in live]
-        return bool(alive) and len(alive) < self._possible(alive)
+        staying = len(self.health.staying(alive))
+        spare = len(alive) > staying >= self.spec.write_quorum  # those that leave need not be named any more
+        return bool(alive) and (spare or len(alive) < self._possible(alive))
 
     def _possible(self, alive: Iterable[str]) -> int:
-        """How many copies there can be of what these hosts have."""
-        return min(self.spec.write_quorum, len({*alive, *self.health.roomy()}))
+        """How many copies there can be of what these hosts have, those on hosts that are being evacuated besides."""
+        alive, staying = set(alive), set(self.health.staying({*alive, *self.health.roomy()}))
+        wanted = self.spec.write_quorum
+        return max(min(wanted, len(alive | staying)), min(wanted, len(staying)) + len(alive - staying))
 
     def _restore(self) -> list[Instruction]:
         """Begin as many restorations as may be under way, each from what is known when its turn has come."""
@@ -424,6 +449,10 @@ class BlobRegistry:
                 out.append(Warn(f"store of host {host} {'does not answer' if self.health.dead(host) else 'is back'}"))
                 self._repair_soon()
         return out
+
+    def held_on(self, host: str) -> int:
+        """How many payloads are to be on this host, or on their way there."""
+        return len(self._wanted_on(host)) + sum(one.host == host for one in self._pending.values())
 
     # --- inventories --------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from the log again.
 A client sends a request again when the log is slow, or when its answer was lost. While what it did the first time is on its way
 to the log, a second one is not logged: it joins the first and gets the same answer. So what waits for a log that stands still
 grows with new requests only, and those are refused from WAITING_BYTES_MAX on. Later, numbers of Pushes and Pops tell the fold,
-and deliveries that were ended lately tell the master (`Recent`), that it was done before.
+and deliveries that were ended lately tell the master (recent.py), that it was done before.
 
 A lease request that finds nothing waits here (waiters.py), not in the log: a Pop is written when there is a task for it. What
 no client of ours would send is refused before anything is applied: others may ask too. Not covered: sockets (process.py), when
@@ -20,40 +20,43 @@ a batch goes to the log (term.py), payloads kept by stores (registry.py).
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, chain
 from typing import Any
 
 import msgspec
 
 from roq.errors import CallError, InvalidConfiguration, PayloadTooLarge, RoqError, TemporaryError
 from roq.wire import master as wire
+from roq.wire.headers import PRIORITIES
 from roq.wire.task import EXTEND, LeasedTask, PayloadReference, Settlement, Status, StoreAddress, TaskState, TaskToPut
 from roq.workqueue import codec
-from roq.workqueue.contract import DEDUP_KEY_BYTES_MAX, LEASE_COUNT_MAX, PRIORITIES, PUT_COUNT_MAX
+from roq.workqueue.contract import DEDUP_KEY_BYTES_MAX, LEASE_COUNT_MAX, PUT_COUNT_MAX
 from roq.workqueue.fold import (
     APPLIED,
     Dropped,
     Effect,
     Fold,
     Known,
+    ManySettled,
     RecordRefused,
     Settled,
-    StoredTask,
     TasksChanged,
     TasksDelivered,
 )
+from roq.workqueue.master import closed, committing
+from roq.workqueue.master.recent import Recent
+from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import (
     BlobRef,
-    Complete,
-    DeadLetter,
-    FeedMessage,
+    CompleteMany,
+    FeedMessages,
     FeedPosition,
     HoldersReplaced,
+    OutboxForwarded,
     Pop,
     Purge,
     Push,
@@ -64,11 +67,13 @@ from roq.workqueue.records import (
     RequeueDead,
     TaskKey,
     Tick,
+    Use,
 )
 from roq.workqueue.waiters import Waiters
 
 ENTRY_BYTES = 1024 * 1024  # a batch with so many takes no more; a record has far less than a store takes as one entry
 ENTRY_RECORDS = 10_000
+NUMBERS_BYTES = 20  # of two numbers in a record: a run of deliveries, a dead letter
 REPLY_BYTES = 4 * 1024 * 1024  # of payloads in one reply: it must pass as one frame
 EXPIRED_AT_ONCE = 1_000
 WAITERS_MAX = 100_000  # lease requests that wait; more are answered at once, with nothing
@@ -81,10 +86,6 @@ ANSWER_BYTES = 64  # of an answer; payloads in it are the queue's own
 WAITING_BYTES_MAX = 64 * 1024 * 1024  # seconds of a busy queue; the log takes no more either (LogSettings.window_bytes)
 IDS_MAX = 20_000  # dead letters named at once
 ID_MAX, NUMBER_MAX = (1 << 64) - 1, (1 << 62) - 1
-KEPT_BYTES = 4 * 1024 * 1024  # of memory; a queue that is idle holds no more than a busy one
-DELIVERY_BYTES = 8
-KEPT = KEPT_BYTES // DELIVERY_BYTES
-RUN = 4096  # deliveries that are sorted and packed together; the newest ones, fewer than that, are in a set
 Locate = Callable[[tuple[str, ...]], tuple[StoreAddress, ...]]
 Body = wire.Reply | RoqError
 Name = tuple[int, int | str]
@@ -104,7 +105,7 @@ class EntryBatch:
     answers: list[tuple[bytes, int, Body]] = field(default_factory=list)  # peer, id of the request
     asked: dict[Name, tuple[Any, wire.Reply]] = field(default_factory=dict)
     dropped: list[BlobRef] = field(default_factory=list)
-    then: list[Callable[[], None]] = field(default_factory=list)
+    then: list[Callable[[], object]] = field(default_factory=list)
     size: int = 0
 
 
@@ -221,47 +222,6 @@ def letters(ids: list[str] | None) -> tuple[TaskKey, ...] | None:
     return codec.chosen(ids)
 
 
-# --- repeated settlements ---------------------------------------------------------------------------------------------
-
-
-class Recent:
-    """Deliveries that their holders ended lately: the newest KEPT of them, at least.
-
-    A settlement whose answer was lost is sent again, and finds its delivery gone. Whoever has read the same log knows from here
-    that it took effect then, and says so once more. What this needs of a request is one number: a delivery is ended once, and
-    the fold itself refuses to end it twice.
-
-    A client repeats a request for 30 s (PATIENCE_SECONDS of its MasterLink), in which a master would have to take 17,000
-    settlements a second to forget one. One that comes later, or after a take-over to a master that began with a snapshot,
-    changes nothing and is answered as a lost lease: the delivery is no longer leased, whatever has become of its task. So this
-    is not part of the state, and no snapshot has it.
-    """
-
-    def __init__(self) -> None:
-        self._new: set[int] = set()
-        self._runs: deque[array[int]] = deque(maxlen=KEPT // RUN)  # each ascending
-
-    def note(self, record: Record, effects: Iterable[Effect]) -> None:
-        """A record was applied, with these effects."""
-        kind = type(record)
-        ends = kind is Complete or kind is DeadLetter or (kind is Requeue and not record.due)  # type: ignore[union-attr]
-        if ends and (effects is APPLIED or any(type(effect) is Settled and effect.applied for effect in effects)):
-            self._new.add(record.delivery)  # type: ignore[union-attr]
-            if len(self._new) >= RUN:
-                self._runs.append(array("Q", sorted(self._new)))
-                self._new.clear()
-
-    def __contains__(self, delivery: int) -> bool:
-        return delivery in self._new or any(_has(run, delivery) for run in reversed(self._runs))
-
-
-def _has(run: array[int], delivery: int) -> bool:
-    """Deliveries end about in their order, so nearly all runs are passed over by their ends."""
-    if not run[0] <= delivery <= run[-1]:
-        return False
-    return run[bisect_left(run, delivery)] == delivery
-
-
 # --- the service ------------------------------------------------------------------------------------------------------
 
 
@@ -302,7 +262,9 @@ class MasterService:
         self._waiters: Waiters[LongPoll] = Waiters(WAITERS_MAX)
         self._largest = max(fold.inline_bytes(), default=1) or 1  # payload bytes in one task, at most
         self.freed: Callable[[], None] | None = None  # to be called when tasks may have gone
-        self.unfed: Callable[[int], int] | None = None  # of a group, behind_ms at `now`
+        self.unfed: Callable[[int], tuple[int, int]] | None = None  # of a group, behind_ms at `now`, and lag
+        self.committed: Callable[[dict[str, int]], None] | None = None  # to be called when messages up to these are durable
+        self.shards, self.closed = 0, False  # as in the WorkQueueSpec
         self._proved = 0  # ms of the newest record
 
     # --- what the shell asks ------------------------------------------------------------------------------------------
@@ -347,7 +309,7 @@ class MasterService:
         if not self.waiting.open.records:
             self.apply(Tick(now))
 
-    def after(self, call: Callable[[], None], now: int) -> None:
+    def after(self, call: Callable[[], object], now: int) -> None:
         """Call when all that was applied is durable."""
         self._prove(now)
         self.waiting.open.then.append(call)
@@ -356,7 +318,7 @@ class MasterService:
         """There is no task. Mostly said without a proof: a master that was replaced says so no longer than PROOF_MS."""
         if now - self._proved > PROOF_MS:
             self._prove(now)
-        self.waiting.answer(peer, id, wire.Leases([], []))
+        self.waiting.answer(peer, id, wire.Leases([], [], 0, self.shards))
 
     def apply(self, record: Record, size: int = 0) -> Sequence[Effect]:
         """One more record of this term, for the log and at once for the state. size: bytes of what users gave."""
@@ -368,7 +330,11 @@ class MasterService:
         waiting.bytes += size + RECORD_COST
         batch.records.append(record)
         self._proved = record.now
-        effects = self.fold.apply(record)
+        fold = self.fold
+        lapsed = fold.lapsed
+        effects = fold.apply(record)
+        if fold.lapsed != lapsed:
+            self._may_be_free()
         self.recent.note(record, effects)
         if effects is APPLIED:
             return effects
@@ -389,6 +355,10 @@ class MasterService:
                 self._lease(peer, id, request, now)  # type: ignore[arg-type]
             elif kind is wire.SettleAll:
                 self._settle_all(peer, id, request, now)  # type: ignore[arg-type]
+            elif kind is wire.CommitAll:
+                self._commit_all(peer, id, request, now)  # type: ignore[arg-type]
+            elif kind is wire.EndWaits:
+                self._end_waits(peer, id, request, now)  # type: ignore[arg-type]
             else:
                 self._rare(peer, id, request, now)
         except RoqError as error:
@@ -409,6 +379,10 @@ class MasterService:
         before = self.fold.producers.known.get(producer)
         if before is not None and sequence <= before.highest and self.waiting.join(peer, id, request):
             return  # it was sent before, and is on its way to the log
+        if self.closed:
+            self._prove(now)  # one who was replaced must not refuse what another has taken
+            self.waiting.answer(peer, id, closed.put_again(self.fold, request, self.shards))
+            return
         known, repeated = list[tuple[int, str]](), list[int]()
         for place, task in enumerate(tasks):
             push = Push(now, producer, sequence + place, task.payload, task.priority, task.delay_ms, task.dedup_key)
@@ -418,9 +392,9 @@ class MasterService:
             if effects and _is_repeated(push, effects):
                 repeated.append(place)
         if repeated:  # the answer to the first one stays what it was
-            self.waiting.answer(peer, id, wire.TasksAdded(known, repeated))
+            self.waiting.answer(peer, id, wire.TasksAdded(known, repeated, [], self.shards))
         else:
-            self.waiting.tell(peer, id, (producer, sequence), tasks, wire.TasksAdded(known))
+            self.waiting.tell(peer, id, (producer, sequence), tasks, wire.TasksAdded(known, [], [], self.shards))
         if self._waiters and self.fold.ready.count:
             self._serve_waiters(now)
 
@@ -445,7 +419,8 @@ class MasterService:
 
     def add_big(self, waiting: Iterable[tuple[bytes, int]], push: Push) -> None:
         """A task whose payload is stored as often as it has to be; (peer, id) of those who wait for it."""
-        effects, blob = self.apply(push), push.payload
+        blob, size = push.payload, 4 * len(push.dedup_key)
+        effects = self.apply(push, size + (_blob_bytes(blob) if isinstance(blob, BlobRef) else len(blob)))
         task = self.fold.blobs.get((push.producer, push.sequence))
         if isinstance(blob, BlobRef) and (task is None or task.payload != blob) and not _dropped(effects, blob):
             self.waiting.open.dropped.append(blob)  # it was put before, with another copy
@@ -454,23 +429,25 @@ class MasterService:
                 other = self._known(push, effects)
                 known = [(0, other)] if other else []
                 if _is_repeated(push, effects) or not isinstance(blob, BlobRef):
-                    self.waiting.answer(peer, id, wire.TasksAdded(known, [0]))
+                    self.waiting.answer(peer, id, wire.TasksAdded(known, [0], [], self.shards))
                 else:
-                    self.waiting.tell(peer, id, (push.producer, push.sequence), blob.blob, wire.TasksAdded(known))
+                    added = wire.TasksAdded(known, [], [], self.shards)
+                    self.waiting.tell(peer, id, (push.producer, push.sequence), blob.blob, added)
             except RoqError as error:
                 self.refuse(peer, id, error)
         self._serve_waiters(push.now)
 
-    def feed(self, messages: Iterable[FeedMessage], now: int) -> None:
+    def feed(self, messages: Iterable[FeedMessages], now: int) -> None:
         """Messages for this group."""
-        for message in messages:
-            self._largest = max(self._largest, len(message.payload))
-            self.apply(message, len(message.payload) + len(message.topic))
+        for record in messages:
+            sizes = [len(payload) for _, payload in record.messages]
+            self._largest = max(self._largest, *sizes)
+            self.apply(record, sum(sizes) + RECORD_BYTES * len(sizes) + len(record.topic.encode()))
         self._serve_waiters(now)
 
-    def feed_position(self, done: dict[str, int], now: int) -> None:
-        """Up to where the tapes are in this group."""
-        self.apply(FeedPosition(now, done))
+    def feed_position(self, done: dict[str, int], now: int, missed: int = 0) -> None:
+        """Up to where the tapes are in this group. missed: gaps since the position before."""
+        self.apply(FeedPosition(now, done, missed), sum(NUMBERS_BYTES + len(exchange) for exchange in done))
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
@@ -484,7 +461,7 @@ class MasterService:
             self._waiters.remove((instance, nonce))
         elif not self.fold.ready.count:
             if settled:  # the news of a settlement does not wait
-                self.waiting.tell(peer, id, (instance, -nonce), 0, wire.Leases(settled, []))
+                self.waiting.tell(peer, id, (instance, -nonce), 0, wire.Leases(settled, [], 0, self.shards))
             elif not request.wait_ms or self._waiters.full:
                 self._nothing(peer, id, now)
             else:
@@ -511,8 +488,9 @@ class MasterService:
             if type(effect) is RecordRefused:
                 raise CallError("this instance of a client was declared dead, or asks again too late: open the queue again")
             if type(effect) is TasksDelivered:
-                tasks += [codec.leased(handed, pop.instance, self._payload(handed.task)) for handed in effect.handed]
-        self.waiting.tell(peer, id, (pop.instance, -pop.nonce), 0, wire.Leases(settled, tasks, pop.now - asked))
+                tasks += codec.leased_all(effect, self._payload)
+        leases = wire.Leases(settled, tasks, pop.now - asked, self.shards)
+        self.waiting.tell(peer, id, (pop.instance, -pop.nonce), 0, leases)
 
     def give_back(self, tasks: Iterable[LeasedTask[bytes | PayloadReference]], now: int) -> None:
         """Nobody got to know of these leases."""
@@ -541,10 +519,17 @@ class MasterService:
             except RoqError as error:
                 self.refuse(one.peer, one.id, error)
 
+    def _end_waits(self, peer: bytes, id: int, request: wire.EndWaits, now: int) -> None:
+        ended = [self._waiters.remove((request.instance, nonce)) for nonce in request.nonces]
+        for one in ended:
+            if one is not None:
+                self._nothing(one.peer, one.id, now)
+        self.waiting.answer(peer, id, wire.Counted(len(ended) - ended.count(None)))
+
     def _settle_all(self, peer: bytes, id: int, request: wire.SettleAll, now: int) -> None:
         if request.again and self.waiting.join(peer, id, request):
             return
-        answer = wire.Leases(self._settle(request.settle, request.again, now), [])
+        answer = wire.Leases(self._settle(request.settle, request.again, now), [], 0, self.shards)
         if (named := name_of(request)) is not None:
             self.waiting.tell(peer, id, *named, answer)
         else:
@@ -554,6 +539,8 @@ class MasterService:
 
     def _settle(self, settle: list[Settlement], again: int, now: int) -> list[str | None]:
         """All are understood before the first one is applied."""
+        if len(settle) > 1 and self.fold.fed is not None and (acks := codec.acks(settle, now)) is not None:
+            return self._ack_all(acks, settle, again)
         settled: list[str | None] = []
         for one, record in [(one, codec.settlement(one, now)) for one in settle]:
             token = codec.settled(one, self.apply(record, 4 * len(one.error)))
@@ -563,6 +550,53 @@ class MasterService:
         self._may_be_free()
         return settled
 
+    def _ack_all(self, acks: CompleteMany, settle: list[Settlement], again: int) -> list[str | None]:
+        """Of a group, whose masters all know this record. Tokens as `_settle` answers."""
+        (done, *_) = self.apply(acks, NUMBERS_BYTES * len(acks.runs))
+        assert isinstance(done, ManySettled)
+        self._may_be_free()
+        if all(done.applied):
+            return [""] * len(settle)
+        recent = self.recent if again else ()
+        deliveries = chain.from_iterable(range(first, first + count) for first, count in acks.runs)
+        return ["" if one or delivery in recent else None for one, delivery in zip(done.applied, deliveries, strict=True)]
+
+    # --- transactions -------------------------------------------------------------------------------------------------
+
+    def _commit_all(self, peer: bytes, id: int, request: wire.CommitAll, now: int) -> None:
+        if len(request.transactions) > wire.TRANSACTIONS_AT_ONCE:
+            raise InvalidConfiguration(f"at most {wire.TRANSACTIONS_AT_ONCE} transactions travel together")
+        outcomes = [self._commit(one, now) for one in request.transactions]
+        self._prove(now)  # one who was replaced must not say that a lease is lost
+        self.waiting.answer(peer, id, wire.Committed(outcomes))
+        self._may_be_free()
+        if self._waiters and self.fold.ready.count:
+            self._serve_waiters(now)
+
+    def _commit(self, one: wire.TransactionToCommit, now: int) -> wire.TransactionOutcome:
+        """What was committed before is said once more; what was refused before finds its leases lost once more."""
+        try:
+            record = committing.commit_record(one, now)
+            match self.fold.transactions.seen(one.producer, one.sequence):
+                case Use.KNOWN:
+                    return wire.TransactionOutcome(repeated=True)
+                case Use.FORGOTTEN:
+                    raise TemporaryError("this transaction was repeated too late: whether it took effect is unknown")
+            if lost := self.fold.lost(record.deliveries):
+                return wire.TransactionOutcome(lost=lost)
+            committing.check_room(self.fold.outbox, one)
+        except RoqError as error:
+            return wire.TransactionOutcome(error=(type(error).__name__, str(error)))
+        self.apply(record, committing.logged_bytes(record))
+        if self.committed is not None and one.outgoing:
+            numbers = {part.queue: self.fold.outbox.destinations[part.queue].last for part in one.outgoing}
+            self.waiting.open.then.append(partial(self.committed, numbers))
+        return wire.TransactionOutcome()
+
+    def forwarded(self, queue: str, tapes: str, number: int, stored: int, now: int) -> None:
+        """Messages of transactions are dealt with; see OutboxForwarded."""
+        self.apply(OutboxForwarded(now, queue, tapes, number, stored), len(queue.encode()) + len(tapes.encode()))
+
     # --- the rest -----------------------------------------------------------------------------------------------------
 
     def _rare(self, peer: bytes, id: int, request: wire.Request, now: int) -> None:
@@ -570,10 +604,10 @@ class MasterService:
         self._prove(now)
         match request:
             case wire.Hello():
-                body = wire.Welcome(self._term, self.fold.settings, self._blob_bytes)
+                body = wire.Welcome(self._term, self.fold.settings, self._blob_bytes, self.shards)
             case wire.GetStatus():
                 self.tick(now)
-                body = self._status(now)
+                body = wire.MasterStatus(**msgspec.structs.asdict(self._status(now)), shards=self.shards)
             case wire.Peek():
                 self.tick(now)
                 body = self._peek(request)
@@ -585,6 +619,13 @@ class MasterService:
                 body = self._count(RequeueDead(now, letters(ids)))
             case wire.RemoveLetters(ids):
                 body = self._count(RemoveDead(now, letters(ids)))
+            case wire.FindKeys(keys):
+                closed.check(self.closed)
+                body = closed.keys_found(self.fold, keys)
+            case wire.CountLeft():
+                closed.check(self.closed)
+                self.tick(now)
+                body = closed.left(self.fold)
             case _:
                 raise CallError(f"no such request: {type(request).__name__}")
         self.waiting.answer(peer, id, body)
@@ -592,12 +633,16 @@ class MasterService:
 
     def _status(self, now: int) -> Status:
         status = self.fold.status(now)
-        return status if self.unfed is None else msgspec.structs.replace(status, behind_ms=self.unfed(now))
+        if self.unfed is None:
+            return status
+        behind_ms, lag = self.unfed(now)
+        return msgspec.structs.replace(status, behind_ms=behind_ms, lag=lag)
 
     def _count(self, command: Record) -> wire.Counted:
-        count = sum(effect.tasks for effect in self.apply(command) if type(effect) is TasksChanged)
+        size = NUMBERS_BYTES * len(command.tasks or ()) if isinstance(command, RequeueDead | RemoveDead) else 0
+        count = sum(effect.tasks for effect in self.apply(command, size) if type(effect) is TasksChanged)
         self._may_be_free()
-        return wire.Counted(count)
+        return wire.Counted(count, self.shards)
 
     def _may_be_free(self) -> None:
         if self.freed is not None:
@@ -615,13 +660,17 @@ class MasterService:
             if size > REPLY_BYTES and seen:
                 break
             seen.append(codec.view(wire.PeekedTask, task, state, self._payload(task)))
-        return wire.PeekedTasks(seen)
+        return wire.PeekedTasks(seen, self.shards)
 
     def replace(self, task: tuple[int, int], blob: BlobRef, holders: tuple[str, ...], now: int) -> bool:
         """A blob has other holders from now on, unless its task is gone."""
-        return any(
-            type(effect) is Settled and effect.applied for effect in self.apply(HoldersReplaced(now, task, blob.blob, holders))
-        )
+        record, blob = HoldersReplaced(now, task, blob.blob, holders), msgspec.structs.replace(blob, holders=holders)
+        effects = self.apply(record, _blob_bytes(blob))
+        return any(type(effect) is Settled and effect.applied for effect in effects)
+
+
+def _blob_bytes(blob: BlobRef) -> int:
+    return len(blob.blob) + sum(NUMBERS_BYTES + len(host.encode()) for host in blob.holders)
 
 
 def _dropped(effects: Iterable[Effect], blob: BlobRef) -> bool:

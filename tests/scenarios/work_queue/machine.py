@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from roq.wire.task import TaskState
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.fold import Dropped, Effect, Known, RecordRefused, Settled, StoredTask, TasksChanged, TasksDelivered
+from roq.workqueue.fold import Dropped, Effect, Known, ManySettled, RecordRefused, Settled, TasksChanged, TasksDelivered
+from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import (
     POP_SHIFT,
     Cancel,
@@ -66,6 +67,8 @@ class Machine:
                 return f"{chr(instance)}'s Pop {nonce} gets {'; '.join(leases) or 'nothing'}"
             case Settled(applied):
                 return "applied" if applied else "no effect: it is not that delivery any more"
+            case ManySettled(applied):
+                return f"applied: {list(applied)}"
             case Known((producer, sequence)):
                 return f"known as {chr(producer)}-{sequence}"
             case RecordRefused():

@@ -154,7 +154,7 @@ def staged_files(publication: Publication, attempt: int, numbers: range) -> list
 def publish(address: str, publication: Publication, files: list[ArrowFile], rows_until_death: int = 1_000_000) -> BatchPlan:
     """A commit that dies after some rows."""
     plan, _ = publication.decide(files)
-    with opened(queue_options({"address": address}), publication.job, plan.decided, 10) as outlet:
+    with opened(queue_options({"address": address}), publication.job, plan.decided, 10, publication.folder) as outlet:
         published = 0
 
         class Dying:

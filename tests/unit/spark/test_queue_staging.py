@@ -72,7 +72,7 @@ def age(folder: Path, seconds: float) -> None:
 def test_a_batch_half_published_is_finished_though_its_next_run_has_no_rows(options: QueueOptions) -> None:
     publication = Publication(options.staging_folder(), "query", 5)
     plan, _ = publication.decide([*staged(options, "query", 5, range(10)), *staged(options, "query", 5, range(10, 20))])
-    with opened(options, "query", plan.decided, 10) as outlet:
+    with opened(options, "query", plan.decided, 10, publication.folder) as outlet:
         publication.publish(type(plan)(plan.files[:1], plan.decided), outlet)  # and the driver dies
     with roq.blocking.open_queue(options.address) as queue:
         assert queue.status().ready == 10

@@ -123,6 +123,7 @@ def test_options() -> None:
         ({"endingPosition": "p1.?"}, "is none of earliest, latest"),
         ({"topics": "a.>.b"}, "filters with commas between"),
         ({"failOnDataLoss": "maybe"}, "neither true nor false"),
+        ({"where": "price >"}, "where"),
         ({"maxEntriesPerTrigger": "0"}, "is not a whole number from 1"),
         ({"maxRowsPerBatch": "5"}, "is unknown; there are"),
     ):

@@ -213,8 +213,10 @@ class OrderMachine:
             publisher = self.publishers[header.publisher] = KnownPublisher()
             publisher.met, publisher.doubtful, publisher.amid = now, self._doubts is not None, self.amid
         publisher.heard = now
+        waits = header.kind == FrameKind.DATA and header.path > publisher.path and header.path in publisher.held
         self._take(publisher, event, out)
-        self._settle(publisher, header.publisher, now, out)
+        if not waits:  # what joins others that wait changes nothing that they wait for: `detached` looks at that
+            self._settle(publisher, header.publisher, now, out)
         if self.known_bytes > KNOWN_BYTES_MAX:
             self._make_room(publisher)
         return out

@@ -7,6 +7,7 @@ Not covered: what the containers are (roq/testing/docker_cluster.py).
 from __future__ import annotations
 
 import asyncio
+import http
 import io
 import ipaddress
 import os
@@ -197,6 +198,10 @@ class Engine:
             await asyncio.to_thread(remove, **options)
         except docker.errors.NotFound:
             return  # another run swept it
+        except docker.errors.APIError as error:
+            if error.status_code == http.HTTPStatus.CONFLICT and "already in progress" in str(error.explanation):
+                return  # another run sweeps it
+            raise ProcessFailed(f"docker: {error}") from error
         except docker.errors.DockerException as error:
             raise ProcessFailed(f"docker: {error}") from error
 

@@ -1,5 +1,5 @@
 """Recorded queues in containers: hosts without power, cut off and paused under load; what was stored is read by everybody, also
-by a durable reader that is closed and opened anew every second.
+by a durable reader that is closed and opened anew every second, if it got something in that time.
 
 Not covered: single processes (tests/integration/test_recorded.py), disks that fail (tests/simulation).
 """
@@ -21,12 +21,16 @@ from roq.testing import DockerCluster
 CLUSTER = {"gcms": 1, "hcms": 3}
 PUBLISHERS, BURST = 2, 100
 WAIT_SECONDS = 60.0  # a host without power, its replacement, and whatever must be sent again
-LIFE_SECONDS = 1.0  # of a durable reader
+LIFE_SECONDS = 1.0  # of a durable reader, at least
+PATIENCE_SECONDS = (
+    20.0  # for the first message of a life: a publisher that went to another Exchange has seconds of both tapes read
+)
+LIVES_MIN = 3
 AUDIT = "audit"
 
 
 class DurableReader:
-    """One name, lives of a second each. kept: where the newest life began."""
+    """One name, lives of a second or a little more each. kept: where the newest life began."""
 
     def __init__(self, client: roq.Cluster, queue: str) -> None:
         self._client, self._queue = client, queue
@@ -34,12 +38,17 @@ class DurableReader:
         self.lost: list[MessagesLost] = []
         self.wrong: list[str] = []
         self.lives, self.kept = 0, dict[str, int]()
+        self.refused: list[str] = []  # why it could not be opened, or ended
 
     async def read(self) -> None:
         """Until cancelled."""
+        clock = asyncio.get_running_loop().time
         while True:
-            with contextlib.suppress(TemporaryError):  # no host that is needed answers: it is opened again
+            began = clock()
+            try:
                 await self._live()
+            except TemporaryError as error:  # no host that is needed answers: it is opened again
+                self.refused.append(f"{clock() - began:.1f} s, then {error!r}")
 
     async def _live(self) -> None:
         make, told = self._client.subscriber, self.lost.append
@@ -47,14 +56,18 @@ class DurableReader:
             self.lives += 1
             self._begin(life.position)
             newest: dict[int, int] = {}
+            clock = asyncio.get_running_loop().time
+            end = clock() + LIFE_SECONDS
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LIFE_SECONDS):
+                async with asyncio.timeout(PATIENCE_SECONDS):
                     async for message in life:
                         number = int(message.payload)
                         if number <= newest.get(message.publisher, -1):
                             self.wrong.append(f"{message.publisher}: {number} behind {newest[message.publisher]} in one life")
                         newest[message.publisher] = number
                         self.came.setdefault(message.publisher, set()).add(number)
+                        if clock() > end:
+                            break
 
     def _begin(self, position: roq.TapePosition | None) -> None:
         done = position.done if position is not None else {}
@@ -114,13 +127,19 @@ class RecordedLoad:
                 task.result()
 
     async def finish(self) -> None:
-        """Publish no more, and wait until the readers have all of it."""
+        """Publish no more, once the durable reader was opened anew, and wait until the readers have all of it."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + WAIT_SECONDS
+        while self.audit.lives < LIVES_MIN:
+            self._raise()
+            assert clock() < deadline, self.missing()
+            await asyncio.sleep(0.05)
         self._stop.set()
         await asyncio.gather(*self._tasks[2:])
-        deadline, due = asyncio.get_running_loop().time() + WAIT_SECONDS, sum(self.stored.values())
+        deadline, due = clock() + WAIT_SECONDS, sum(self.stored.values())
         while min(sum(map(len, self.came.values())), sum(map(len, self.audit.came.values()))) < due:
             self._raise()
-            assert asyncio.get_running_loop().time() < deadline, self.missing()
+            assert clock() < deadline, self.missing()
             await asyncio.sleep(0.05)
 
     def missing(self) -> str:
@@ -130,7 +149,8 @@ class RecordedLoad:
             gone = {one: sorted({*range(count)} - {*came.get(one, ())}) for one, count in self.stored.items()}
             return {one: (len(numbers), numbers[:3], numbers[-3:]) for one, numbers in gone.items()}
 
-        lost = f"told lost {self.lost[:5]}, {self.audit.lost[:5]}"
+        audit = f"{self.audit.lives} lives, {len(self.audit.refused)} times refused, {self.audit.refused[-5:]}"
+        lost = f"told lost {self.lost[:5]}, {self.audit.lost[:5]}; {audit}"
         return f"not delivered {of(self.came)}, to the durable reader {of(self.audit.came)} of {self.stored}, {lost}"
 
     async def close(self) -> None:
@@ -156,7 +176,7 @@ async def recorded(client: roq.Cluster) -> AsyncIterator[RecordedLoad]:
         assert (load.came, load.lost) == (whole, []), "the reader that was there all the time"
         audited = {publisher: sorted(numbers) for publisher, numbers in load.audit.came.items()}
         assert (audited, load.audit.lost, load.audit.wrong) == (whole, [], []), "the durable reader"
-        assert load.audit.lives > 2, "it was closed and opened anew"
+        assert load.audit.lives > 2, f"it was closed and opened anew: {load.audit.refused}"
         assert any(load.audit.kept.values()), "and went on where it was"
         fresh: dict[int, list[int]] = {}
         async with client.subscriber(queue, start="earliest", follow=False, on_lost=load.lost.append) as past:

@@ -146,7 +146,7 @@ def test_what_the_document_shows(cluster: RunningCluster, tmp_path: Path) -> Non
         source = block("docs/groups.md", "Groups", 2).replace("127.0.0.1:2181", cluster.zookeeper)
         assert run(source, tmp_path).splitlines() == [f"customer.{number % 3} {number} attempt 1" for number in range(10)]
     finally:
-        printed("roq queue rm orders; roq queue rm payments", tmp_path, **here)
+        printed("roq queue rm orders payments", tmp_path, **here)
 
 
 def test_mistakes_are_told_in_one_line(cli: Cli, recorded: str) -> None:

@@ -34,7 +34,8 @@ COMMAND_SECONDS = 60.0
 
 
 def shell(line: str, folder: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A line of a document, started by a shell in which the environment is activated."""
+    """One command of a document, started by a shell in which the environment is activated."""
+    assert ";" not in line.partition("  #")[0], "the shell becomes the first command: nobody would run the second"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ROQ_")}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     pipe = subprocess.PIPE
@@ -214,4 +215,4 @@ def test_a_queue_is_recorded(cluster: RunningCluster, tmp_path: Path) -> None:
         source = block("docs/recorded-queues.md", "Recorded queues", 2).replace("127.0.0.1:2181", cluster.zookeeper)
         assert run(source, tmp_path).splitlines() == ["stored on 2 stores at least", "1000 messages of the last two hours"]
     finally:
-        printed("roq queue rm orders; roq queue rm invoices", tmp_path, **here)
+        printed("roq queue rm orders invoices", tmp_path, **here)

@@ -419,6 +419,19 @@ def test_one_that_begins_in_the_middle_waits_for_what_was_sent_before_recording_
     assert bool(machine.detached(0.0)) is waits
 
 
+def test_what_joins_others_that_wait_does_not_ask_again_what_they_wait_for() -> None:
+    """Seconds of several tapes may have to be read before one frame can be handed out: each costs no more than to be kept."""
+    asked = Mock(return_value=True)
+    machine = OrderMachine({"B"}.__contains__, lambda topic: True, unread=asked, since=lambda: 5)
+    machine.amid = True
+    for number in range(1, 101):
+        event = FrameEvent(b"a", Header(1, 0, PUBLISHER, 4, number, number - 1, number - 1, 1, 0), origin=("B", 5))
+        assert machine.handle(event, 0.0) == []
+    assert asked.call_count == 1
+    asked.return_value = False
+    assert len(machine.detached(0.0)) == 100
+
+
 @pytest.mark.parametrize("entire", [True, False])
 def test_a_replay_of_what_came_before_the_first_path_met_is_new_to_a_reader_of_all_tapes(entire: bool) -> None:
     """To one that came later it is not: that was before its time."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -357,14 +357,8 @@ class ShardedQueue:
             given = [_at_shard(settle[place]) for place in parts[number]]
             return self._at(number, lambda shard: shard.settle(given), [None] * len(given))
 
-        if len(parts) < 2:
-            for number, places in parts.items():
-                _fill(settled, places, number, settle_at(number))
-            return
-        with ThreadPoolExecutor(len(parts), thread_name_prefix="roq-settle") as pool:
-            answers = {number: pool.submit(settle_at, number) for number in parts}
-        for number, answer in answers.items():
-            _fill(settled, parts[number], number, answer.result())
+        for number, tokens in _side_by_side(parts, settle_at).items():
+            _fill(settled, parts[number], number, tokens)
 
     def _know(self, numbers: Iterable[int]) -> None:
         """Those of these shards that another program knows and we do not: with the list as it is now, what is not in it is no
@@ -376,10 +370,10 @@ class ShardedQueue:
     # --- administration -------------------------------------------------------------------------------------------------------
 
     def _all(self, call: Callable[[RemoteQueue], T], gone: T) -> dict[int, T]:
-        """The answers of all shards. That of the first one tells whether there are others by now: nobody is asked before."""
+        """The answers of all shards, asked side by side behind the first one: that tells whether there are others by now."""
         answers: dict[int, T] = {}
         while left := [number for number in self._current().numbers if number not in answers]:
-            answers[left[0]] = self._at(left[0], call, gone)
+            answers |= _side_by_side(left if answers else left[:1], lambda number: self._at(number, call, gone))
         return answers
 
     def release_all(self) -> int:
@@ -423,7 +417,7 @@ class ShardedQueue:
         for number, id in map(unmarked, ids):
             parts.setdefault(number, []).append(id)
         self._know(parts)
-        return sum(self._at(number, _letter_call(do, some), 0) for number, some in parts.items())
+        return sum(_side_by_side(parts, lambda number: self._at(number, _letter_call(do, parts[number]), 0)).values())
 
     def close(self) -> None:
         """See Backend."""
@@ -436,6 +430,15 @@ class ShardedQueue:
         for shard in reversed(shards):  # the first one, which has the connection to the GCM, last
             shard.close()
         self._polls.join()
+
+
+def _side_by_side(numbers: Collection[int], do: Callable[[int], T]) -> dict[int, T]:
+    """What it returns for each of these shards. Raises, when all are done, what the first of those raised that failed."""
+    if len(numbers) < 2:
+        return {number: do(number) for number in numbers}
+    with ThreadPoolExecutor(len(numbers), thread_name_prefix="roq-shards") as pool:
+        answers = {number: pool.submit(do, number) for number in numbers}
+    return {number: answer.result() for number, answer in answers.items()}
 
 
 def _elsewhere(one: Settlement) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from roq.wire.gcm import CreateWorkQueue
 from roq.wire.shards import SetShards, shard_name
 from roq.wire.task import NewTask, Settlement, StoreAddress
 from roq.wire.work_queue import WorkQueueRecord
-from roq.workqueue import remote
+from roq.workqueue import remote, sharded
 from roq.workqueue.fold import Fold
 from roq.workqueue.master.recent import Recent
 from roq.workqueue.master.service import MasterService
@@ -226,6 +227,7 @@ def twin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "MasterLink", TwinLink)
     monkeypatch.setattr(remote, "BigPayloads", lambda link: None)
     monkeypatch.setattr(remote, "CommitSender", lambda link: None)
+    monkeypatch.setattr(sharded, "ThreadPoolExecutor", lambda workers, **named: ThreadPoolExecutor(1))  # in the order drawn
 
 
 def history(seed: int, shards: int, faults: float) -> Run:

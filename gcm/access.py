@@ -13,7 +13,7 @@ from roq.coordination.session import Session
 from roq.errors import AccessDenied, CallError
 from roq.runtime.observe import logger
 from roq.runtime.security import process_security
-from roq.wire import gcm as wire
+from roq.wire.access import AccessInfo, GetAccess, SetAccess
 from roq.wire.card import AccessList
 
 log = logger(__name__)
@@ -45,12 +45,12 @@ class AccessKeeper:
         except AccessDenied as error:  # whoever writes to ZooKeeper is no authority for that
             log.error("access list refused", extra={"fields": {"reason": str(error)}})
 
-    async def handle(self, request: wire.SetAccess | wire.GetAccess) -> wire.AccessInfo:
+    async def handle(self, request: SetAccess | GetAccess) -> AccessInfo:
         """Raises CallError: this cluster has no security; AccessDenied: no authority of it has signed the list."""
         if self._security is None:
             raise CallError("this cluster has no security: its GCMs and hosts were started without cards")
         known = await self._session.get(paths.ACCESS)
-        while isinstance(request, wire.SetAccess):
+        while isinstance(request, SetAccess):
             asked = self._security.checked(request.signed)
             have = self._list(known)
             version = asked.version
@@ -68,8 +68,8 @@ class AccessKeeper:
                 known = await self._session.get(paths.ACCESS)
                 continue
             log.info("access list changed", extra={"fields": {"version": version}})
-            return wire.AccessInfo(request.signed)
-        return wire.AccessInfo(b"" if known is None else known.data)
+            return AccessInfo(request.signed)
+        return AccessInfo(b"" if known is None else known.data)
 
     def _list(self, node: Node | None) -> AccessList:
         """In this node; of version -1 if that is none, so any replaces it."""

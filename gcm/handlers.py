@@ -14,15 +14,16 @@ from typing import TypeVar
 import msgspec
 
 from gcm import evacuation, shards, transactions, work_queues
-from gcm.cluster import ClusterState, host_infos, queue_info, store_endpoints, view, work_queue_info, work_queue_infos
+from gcm.cluster import ClusterState, queue_info, store_endpoints, work_queue_info
 from gcm.crash import crash_point
 from gcm.durables import DurableRequest
 from gcm.fleet_keeper import FleetRequest
 from gcm.history import check_not_reserved, check_removable, creation, part
 from gcm.leadership import Leadership, Serving
+from gcm.parts import part_of
 from gcm.producers import ProducerRequest
 from gcm.shuffle_leader import ShuffleLeader
-from gcm.tape_parts import part_of
+from gcm.snapshots import Listing, Snapshots
 from gcm.term import LeaderTerm
 from roq.errors import (
     CallError,
@@ -74,9 +75,9 @@ class Handlers:
         chance: random.Random,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self._leadership, self._leader, self._wait_seconds = leadership, leader, wait_seconds
+        self._leadership, self._wait_seconds = leadership, wait_seconds
         self._chance, self._clock = chance, clock or time.time
-        self._viewed: tuple[ClusterState, wire.ClusterView] | None = None  # who missed the same broadcast asks at the same time
+        self._snapshots = Snapshots(leader, self._clock)
 
     def now(self) -> float:
         """Seconds since 1970."""
@@ -183,35 +184,23 @@ class Handlers:
                     return await shuffles.rebalance(request)
 
     def _read(self, cluster: ClusterState, request: wire.Request) -> msgspec.Struct:
+        if isinstance(request, Listing):
+            return self._snapshots.answer(cluster, request)
         match request:
             case wire.QueueExists(name):
                 return wire.Exists(check_name(name) in cluster.queues)
             case wire.DescribeQueue(name):
                 return queue_info(cluster, transactions.record_of(cluster, check_name(name)))
-            case wire.ListQueues():
-                return wire.Queues(tuple(queue_info(cluster, cluster.queues[name]) for name in sorted(cluster.queues)))
             case GetOptions():
                 return OptionsInfo(cluster.options)
-            case wire.ListHosts():
-                return wire.Hosts(host_infos(cluster))
             case wire.GetPolicy(queue):
                 return wire.PolicyInfo(*split(cluster.policy(transactions.record_of(cluster, check_name(queue)).name)))
             case wire.DescribeWorkQueue(name):
                 return work_queue_info(cluster, work_queues.record_of(cluster, check_name(name, "work queue")))
-            case wire.ListWorkQueues():
-                return wire.WorkQueues(work_queue_infos(cluster))
             case wire.ListGroups(queue):
                 groups = transactions.groups_of(cluster, transactions.record_of(cluster, check_name(queue)).name)
                 return wire.WorkQueues(tuple(work_queue_info(cluster, group) for group in groups))
-            case wire.GetCluster():
-                return self._view(cluster)
         raise CallError(f"no such request: {type(request).__name__}")
-
-    def _view(self, cluster: ClusterState) -> wire.ClusterView:
-        now = self._clock()
-        if self._viewed is None or self._viewed[0] is not cluster:
-            self._viewed = cluster, view(cluster, self._leader, now)
-        return msgspec.structs.replace(self._viewed[1], time=now)
 
     # --- queues ------------------------------------------------------------------------------------------------------
 

@@ -27,14 +27,16 @@ from roq.coordination.session import Session
 from roq.errors import NotLeader, ZooKeeperUnavailable
 from roq.runtime.audit import acted
 from roq.runtime.links import Broadcaster
-from roq.runtime.observe import Counters, logger
+from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.rpc import RpcServer
 from roq.runtime.run import READY, STOPPING, WATCHDOG, Tasks, notify, watchdog_seconds
 from roq.runtime.security import process_security
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import gcm as wire
+from roq.wire.access import GetAccess, SetAccess
 from roq.wire.card import Right
 from roq.wire.gcm import BROADCAST_TOPIC, LeaderAddress
+from roq.wire.limits import CONTROL_BYTES_MAX
 from roq.wire.rights import ADMINISTRATIVE, EVERYTHING, GCM, check, check_creation, for_names
 from roq.wire.topology import CHANGES_TOPIC
 
@@ -70,6 +72,7 @@ class TopologyBroadcast:
         self._news = asyncio.Event()
         self._told, self._told_at = ClusterState(), 0.0  # what deltas have told so far, and when
         self._touched = TouchedNames()  # since then
+        self._refusals = Refusals(log, Counters())
 
     def changed(self, before: ClusterState, after: ClusterState) -> None:
         """Tell soon, if this is more than a host's new load."""
@@ -94,8 +97,7 @@ class TopologyBroadcast:
 
     def _tell(self, cluster: ClusterState, stamp: Stamp) -> None:
         if self._broadcaster.is_heard(BROADCAST_TOPIC):
-            whole = view(cluster, stamp.leader, stamp.time)
-            self._broadcaster.send((BROADCAST_TOPIC, msgspec.msgpack.encode(whole)))
+            self._tell_whole(msgspec.msgpack.encode(view(cluster, stamp.leader, stamp.time)))
         if cluster.epoch != self._told.epoch:
             self._told, self._told_at, self._touched = cluster, stamp.time, TouchedNames()
         body = msgspec.msgpack.encode(delta(self._told, self._told_at, cluster, stamp, self._touched))
@@ -103,6 +105,12 @@ class TopologyBroadcast:
             body = msgspec.msgpack.encode(delta(cluster, stamp.time, cluster, stamp))
         self._broadcaster.send((CHANGES_TOPIC, body))
         self._told, self._told_at, self._touched = cluster, stamp.time, TouchedNames()
+
+    def _tell_whole(self, body: bytes) -> None:
+        if len(body) + len(BROADCAST_TOPIC) > CONTROL_BYTES_MAX:  # whoever got it would end the connection
+            self._refusals.note("whole_too_large", f"{len(body):,} bytes: whoever listens has to follow the changes instead")
+            return
+        self._broadcaster.send((BROADCAST_TOPIC, body))
 
     def close(self) -> None:
         """Tell nothing more."""
@@ -176,7 +184,7 @@ class Gcm:
             close()
 
     async def _handle(self, peer: bytes, request: wire.Request) -> msgspec.Struct:
-        if isinstance(request, wire.SetAccess | wire.GetAccess):
+        if isinstance(request, SetAccess | GetAccess):
             return await self._access.handle(request)
         if isinstance(request, wire.CreateWorkQueue):
             card, known = self.server.card_of(peer), self._leadership.serving().term.view.cluster.work_queues

@@ -33,13 +33,13 @@ def full(found: ScaleFound) -> str:
 def standing_table(rows: Sequence[Standing]) -> str:
     """Of clusters in which nothing happens."""
     columns = ("hosts", "queues", "GCM CPU", "GCM MB", "ZooKeeper requests/s", "watches", "nodes", "tree, MB",
-               "listener, bytes/s", "the whole, MB")  # fmt: skip
+               "listener, bytes/s", "the whole, MB", "in parts", "took, s", "longest part, s")  # fmt: skip
     return _table(
         columns,
         [
             (*_size(row), f"{100 * row.cpu:.1f} %", f"{row.resident_bytes / MB:.0f}", f"{row.requests:,.0f}",
              f"{row.watches:,}", f"{row.nodes:,}", f"{row.tree_bytes / MB:.2f}", f"{row.told_bytes:,.0f}",
-             f"{row.view_bytes / MB:.2f}")
+             f"{row.view_bytes / MB:.2f}", f"{row.view_parts}", f"{row.view_seconds:.2f}", f"{row.part_seconds:.3f}")
             for row in rows
         ],
     )  # fmt: skip

@@ -20,11 +20,11 @@ from benchmarks.at_scale.decisions import cluster_of
 from roq.coordination import paths
 from roq.coordination.link import Create
 from roq.coordination.locate import GcmClient, read_leader
+from roq.coordination.parts import read_hosts
 from roq.coordination.session import Session
 from roq.errors import DeadlineExceeded, TemporaryError
 from roq.tools.local.daemon import Daemon
 from roq.tools.local.zookeeper import LocalZooKeeper
-from roq.wire import gcm as wire
 from roq.wire.assignment import to_json
 
 Tell = Callable[[str], None]
@@ -147,8 +147,7 @@ class ScaleRig:
 
     async def alive(self) -> int:
         """Hosts that the leader sees. Raises TemporaryError."""
-        hosts = await self.client.request(wire.ListHosts(), wire.Hosts, ANSWER_SECONDS)
-        return sum(host.alive for host in hosts.hosts)
+        return sum(host.alive for host in await read_hosts(self.client, ANSWER_SECONDS))
 
     async def until_alive(self, count: int) -> None:
         """Raises DeadlineExceeded."""

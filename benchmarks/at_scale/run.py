@@ -7,6 +7,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import TypeVar
 
 import msgspec
 
@@ -14,11 +15,13 @@ from benchmarks.at_scale.decisions import Decisions
 from benchmarks.at_scale.rig import MeteredZooKeeper, ScaleRig, Tell, scale_rig, until
 from benchmarks.at_scale.shuffles import ShuffleCost
 from roq.coordination.locate import GcmClient, read_leader
+from roq.coordination.parts import read_cluster
 from roq.runtime.links import SubscriberLink
 from roq.wire import gcm as wire
 from roq.wire.assignment import QueueSettings
 from roq.wire.topology import CHANGES_TOPIC
 
+T = TypeVar("T", bound=msgspec.Struct)
 ASKED_AT_ONCE = 128
 REQUEST_SECONDS = 60.0
 IDLE_SECONDS = 6.0  # broadcasts without news come every 2 s
@@ -48,7 +51,8 @@ class Creation(msgspec.Struct, frozen=True):
 
 class Standing(msgspec.Struct, frozen=True):
     """A cluster in which nothing happens. cpu: part of one core, of the leading GCM. requests: of ZooKeeper, per second.
-    told_bytes: to each who listens to the topology, per second. view_bytes: the whole cluster, as GetCluster answers."""
+    told_bytes: to each who listens to the topology, per second. view_bytes: the whole cluster, as the first who asks gets
+    it, in view_parts; part_seconds: the longest of them took."""
 
     hosts: int
     queues: int
@@ -61,6 +65,8 @@ class Standing(msgspec.Struct, frozen=True):
     told_bytes: float
     view_bytes: int
     view_seconds: float
+    view_parts: int
+    part_seconds: float
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -127,6 +133,21 @@ class Listener:
         self.size += sum(len(part) for parts in messages for part in parts)
 
 
+class PartsReader(GcmClient):
+    """taken: seconds of each request."""
+
+    def __init__(self, zookeeper: str) -> None:
+        super().__init__(zookeeper)
+        self.taken = list[float]()
+
+    async def request(self, body: msgspec.Struct, expect: type[T], timeout_seconds: float = REQUEST_SECONDS) -> T:
+        """See GcmClient."""
+        begun = time.monotonic()
+        answer = await super().request(body, expect, timeout_seconds)
+        self.taken.append(time.monotonic() - begun)
+        return answer
+
+
 class Study:
     """One rig, one cluster that grows."""
 
@@ -179,9 +200,13 @@ class Study:
             after, used = await rig.zookeeper.counters(), await rig.use(leader)
             told = (listener.size - heard) / IDLE_SECONDS
         self._idle_requests = after.since(before)[0] / IDLE_SECONDS
-        begun = time.monotonic()
-        view = await rig.client.request(wire.GetCluster(), wire.ClusterView, REQUEST_SECONDS)
-        seconds = time.monotonic() - begun
+        reader = PartsReader(rig.address)
+        try:
+            await reader.request(wire.QueueExists("q-0"), wire.Exists, REQUEST_SECONDS)  # it is connected from then on
+            reader.taken.clear()
+            view = await read_cluster(reader, REQUEST_SECONDS)
+        finally:
+            reader.close()
         row = Standing(
             hosts=self._hosts,
             queues=self._queues,
@@ -193,10 +218,14 @@ class Study:
             tree_bytes=after.data_bytes,
             told_bytes=told,
             view_bytes=len(msgspec.msgpack.encode(view)),
-            view_seconds=seconds,
+            view_seconds=sum(reader.taken),
+            view_parts=len(reader.taken),
+            part_seconds=max(reader.taken),
         )
         self._found.standings.append(row)
-        self._tell(f"{self._hosts} hosts, {self._queues} queues: {row.told_bytes:,.0f} bytes/s to a listener, idle")
+        about = f"{self._hosts} hosts, {self._queues} queues"
+        self._tell(f"{about}: {row.told_bytes:,.0f} bytes/s to a listener, idle")
+        self._tell(f"{about}: {row.view_bytes:,} bytes in {row.view_parts} parts, {row.view_seconds:.2f} s")
 
     async def change(self) -> None:
         """Exchanges are added, one after the other."""

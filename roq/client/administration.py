@@ -12,12 +12,14 @@ from roq.client import held_names
 from roq.client.broadcasts import kpi_stream
 from roq.client.fleet import read_fleet, set_limits
 from roq.coordination.locate import GcmClient
+from roq.coordination.parts import read_cluster, read_hosts, read_queues, read_work_queues
 from roq.errors import NotReady, QueueStopped
 from roq.ids import check_name, new_token
 from roq.pubsub.tape_looks import describe_tapes
 from roq.runtime.rpc import RpcClient
 from roq.wire import gcm
 from roq.wire import monitor as wire
+from roq.wire.access import AccessInfo, SetAccess
 from roq.wire.assignment import Leaving, MonitorAddress
 from roq.wire.durables import DurableView
 from roq.wire.fleet import FleetInfo, FleetLimits
@@ -122,7 +124,7 @@ class ClusterAdmin:
 
     async def queues(self) -> list[gcm.QueueInfo]:
         """All queues, by name."""
-        return sorted((await self._ask(gcm.ListQueues(), gcm.Queues, ADMIN_SECONDS)).queues, key=lambda info: info.record.name)
+        return sorted(await read_queues(self._gcm, ADMIN_SECONDS), key=lambda info: info.record.name)
 
     async def queue(self, name: str) -> gcm.QueueInfo:
         """One queue. Raises QueueNotFound."""
@@ -179,7 +181,7 @@ class ClusterAdmin:
 
     async def work_queues(self) -> list[gcm.WorkQueueInfo]:
         """All work queues, by name."""
-        return list((await self._ask(gcm.ListWorkQueues(), gcm.WorkQueues, ADMIN_SECONDS)).work_queues)
+        return await read_work_queues(self._gcm, ADMIN_SECONDS)
 
     async def work_queue(self, name: str) -> gcm.WorkQueueInfo:
         """One work queue. Raises WorkQueueNotFound."""
@@ -189,7 +191,7 @@ class ClusterAdmin:
 
     async def hosts(self) -> list[gcm.HostInfo]:
         """All hosts, by name."""
-        return sorted((await self._ask(gcm.ListHosts(), gcm.Hosts, ADMIN_SECONDS)).hosts, key=lambda info: info.host)
+        return sorted(await read_hosts(self._gcm, ADMIN_SECONDS), key=lambda info: info.host)
 
     async def cordon_host(self, host: str, cordoned: bool = True) -> None:
         """Place nothing new on a host (or, with False, again); what runs there goes on. Whatever was leaving it stays.
@@ -256,12 +258,12 @@ class ClusterAdmin:
 
     async def view(self) -> gcm.ClusterView:
         """The whole cluster at this moment."""
-        return await self._ask(gcm.GetCluster(), gcm.ClusterView, ADMIN_SECONDS)
+        return await read_cluster(self._gcm, ADMIN_SECONDS)
 
     async def set_access(self, signed: bytes) -> None:
         """Tell the cluster which cards are revoked: an access list as the authority signs it (`roq access revoke`). Returns
         when it is written; every process that runs has it within a second. Raises CallError: the cluster has no security."""
-        await self._ask(gcm.SetAccess(signed), gcm.AccessInfo, ADMIN_SECONDS)
+        await self._ask(SetAccess(signed), AccessInfo, ADMIN_SECONDS)
 
     # --- one queue's Monitor ------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from typing import TypeVar
 import msgspec
 
 from roq.coordination.locate import GcmClient, read_leader
+from roq.coordination.parts import read_cluster
 from roq.errors import Closed, FrameError, TemporaryError
 from roq.runtime.backoff import delays
 from roq.runtime.links import SubscriberLink
@@ -28,13 +29,13 @@ from roq.runtime.observe import Counters, Refusals, logger
 from roq.wire import kpi
 from roq.wire.assignment import MonitorAddress
 from roq.wire.decoding import UNDECODABLE
-from roq.wire.gcm import ClusterView, GetCluster, LeaderAddress
+from roq.wire.gcm import ClusterView, LeaderAddress
 from roq.wire.topology import CHANGES_TOPIC, TopologyDelta, applied
 
 K = TypeVar("K")
 SILENCE_SECONDS = 2.5  # without a broadcast, until it is asked whether another GCM leads; longer than between two broadcasts
 LOOK_SECONDS = 2.0  # one look at ZooKeeper
-VIEW_SECONDS = 5.0  # one question to the GCM
+VIEW_SECONDS = 5.0  # one question to the GCM, of which the whole needs as many as it has parts
 DELTAS_KEPT = 100  # read ahead of a slow reader: 20 s of a cluster that never rests
 DELTA_BYTES_KEPT = 8 * 1024 * 1024  # of them together; two of the largest fit
 SPREAD_SECONDS = 1.0  # a follower that has to ask anew waits up to so long: others that missed the same ask as well
@@ -260,7 +261,7 @@ async def _views(client: GcmClient, leader: LeaderAddress, deltas: Deltas) -> As
 async def _ask(client: GcmClient) -> ClusterView | None:
     """The whole cluster now; None if nobody leads just now."""
     try:
-        return await client.request(GetCluster(), ClusterView, VIEW_SECONDS)
+        return await read_cluster(client, VIEW_SECONDS)
     except TemporaryError:
         return None
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from roq.coordination.locate import GcmClient
+from roq.coordination.parts import all_parts
 from roq.errors import DurableNotFound, ProducerNotFound
 from roq.wire.durables import Durables, DurableView, ForgetDurable, ListDurables
 from roq.wire.gcm import Done
@@ -26,12 +27,10 @@ async def producers(client: GcmClient, queue: str) -> list[ProducerView]:
 
 
 async def _all(page: Callable[[str], Awaitable[Any]]) -> list[V]:
-    found, more = list[V](), True
-    while more:
-        answer = await page(found[-1].name if found else "")
-        found += answer.views
-        more = answer.more and bool(answer.views)
-    return found
+    async def ask(before: Any) -> Any:
+        return await page(before.views[-1].name if before is not None else "")
+
+    return [view for part in await all_parts(ask, lambda _: "") for view in part.views]
 
 
 async def forget_durable(client: GcmClient, queue: str, name: str) -> None:

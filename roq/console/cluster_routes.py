@@ -27,6 +27,7 @@ from roq.ids import new_token
 from roq.runtime.rpc import OnDisconnect, RpcClient
 from roq.tools.authority import Authority
 from roq.wire import gcm, hcm
+from roq.wire.access import GetAccess
 from roq.wire.assignment import RunningProcess
 from roq.wire.card import Card, Grant
 
@@ -295,7 +296,7 @@ async def show_shuffle(visit: Reader, name: str) -> Response:
 @router.get("/v1/access", responses=gives(AccessView, "Cards: names and rights, never keys"))
 async def show_access(visit: Reader) -> Response:
     """Who may do what, as `roq access ls`, where the console was given the authority's file; else who is signed in here."""
-    visit.may(gcm.GetAccess())
+    visit.may(GetAccess())
     security, path = visit.source.security, visit.console.settings.authority
     here = visit.console.sessions.cards()
     if security is None:

@@ -28,7 +28,8 @@ from roq.console.source import ConsoleSource
 from roq.console.users import LOOKERS, Users, read_users
 from roq.errors import AccessDenied, InvalidConfiguration, TemporaryError
 from roq.runtime.sockets import listen
-from roq.wire import gcm, rights
+from roq.wire import rights
+from roq.wire.access import GetAccess
 from roq.wire.card import Card
 
 STUCK_MS = 30_000  # for what was sent to be taken by the other end's machine
@@ -93,7 +94,7 @@ def check(options: ServeOptions, *, secured: bool) -> SignInKind:
 def check_own(card: Card) -> None:
     """The console's. Raises AccessDenied: it would never learn which cards are revoked."""
     try:
-        rights.for_names(rights.GCM)(card, gcm.GetAccess())
+        rights.for_names(rights.GCM)(card, GetAccess())
     except AccessDenied as error:
         raise AccessDenied(f"a console learns by that right which cards are revoked: {error}") from None
 

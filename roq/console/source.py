@@ -23,11 +23,13 @@ from roq.cli.finding import Finding
 from roq.client.cluster import Cluster, connect
 from roq.client.overview import MASTER_SECONDS, Overview, read_overview
 from roq.coordination.locate import GcmClient
+from roq.coordination.parts import read_cluster
 from roq.errors import AccessDenied, DeadlineExceeded, RoqError, TemporaryError, Unavailable
 from roq.runtime.observe import logger
 from roq.runtime.rpc import RpcPool
 from roq.runtime.security import Security, process_security
 from roq.wire import gcm, master
+from roq.wire.access import AccessInfo, GetAccess
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -170,7 +172,7 @@ class ConsoleSource:
             self.changed.set()
 
     async def _read_view(self) -> gcm.ClusterView:
-        return await self.leader.request(gcm.GetCluster(), gcm.ClusterView, READ_SECONDS)
+        return await read_cluster(self.leader, READ_SECONDS)
 
     async def take_access(self) -> None:
         """Which cards are revoked is known, or was not long ago. While the cluster is away, what was known counts."""
@@ -183,7 +185,7 @@ class ConsoleSource:
                 log.log(level, "the access list was not read", extra={"fields": {"reason": str(error)}})
 
     async def _read_access(self) -> None:
-        found = await self.leader.request(gcm.GetAccess(), gcm.AccessInfo, READ_SECONDS)
+        found = await self.leader.request(GetAccess(), AccessInfo, READ_SECONDS)
         if self.security is not None and found.signed:
             try:
                 self.security.take(found.signed)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import chain
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import msgspec
 
 from roq.coordination.locate import GcmClient
+from roq.coordination.parts import all_parts
 from roq.wire import gcm
 
 REQUEST_SECONDS = 10.0
@@ -30,15 +32,15 @@ class FoundTapes(NamedTuple):
 async def describe_tapes(client: GcmClient, queue: str, timeout_seconds: float = REQUEST_SECONDS) -> gcm.Tapes:
     """All of them. timeout_seconds: for each part. Raises QueueNotFound, NotRecorded, AccessDenied, Unavailable,
     DeadlineExceeded."""
-    found = await client.request(gcm.DescribeTapes(queue, ""), gcm.Tapes, timeout_seconds)
-    while found.more:
-        part = await client.request(gcm.DescribeTapes(queue, found.views[-1].log), gcm.Tapes, timeout_seconds)
-        if part.tapes != found.tapes:
-            found = await client.request(gcm.DescribeTapes(queue, ""), gcm.Tapes, timeout_seconds)  # it was created anew
-            continue
-        stores = {**found.stores, **part.stores}
-        found = msgspec.structs.replace(part, views=(*found.views, *part.views), stores=stores)
-    return found
+
+    async def ask(before: gcm.Tapes | None) -> gcm.Tapes:
+        after = before.views[-1].log if before is not None else ""
+        return await client.request(gcm.DescribeTapes(queue, after), gcm.Tapes, timeout_seconds)
+
+    parts = await all_parts(ask, lambda part: part.tapes)  # of other ones, if the queue was created anew meanwhile
+    views = tuple(chain.from_iterable(part.views for part in parts))
+    stores = dict(chain.from_iterable(part.stores.items() for part in parts))
+    return msgspec.structs.replace(parts[-1], views=views, stores=stores)
 
 
 class SharedLook:

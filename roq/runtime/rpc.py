@@ -16,7 +16,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from roq.errors import AccessDenied, Closed, DeadlineExceeded, FrameError, NotLeader, RoqError, TemporaryError, Unavailable
+from roq.errors import (
+    AccessDenied,
+    CallError,
+    Closed,
+    DeadlineExceeded,
+    FrameError,
+    NotLeader,
+    RoqError,
+    TemporaryError,
+    Unavailable,
+)
 from roq.runtime.audit import acted
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.router import Dealer, Router
@@ -24,7 +34,7 @@ from roq.runtime.security import members_only
 from roq.wire.card import Card, CardRole
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.envelope import EnvelopeKind, error_of, open_envelope, seal, seal_error
-from roq.wire.limits import REQUESTS_IN_FLIGHT, REQUESTS_OF_ONE, UNFINISHED_BYTES_MAX
+from roq.wire.limits import CONTROL_BYTES_MAX, REQUESTS_IN_FLIGHT, REQUESTS_OF_ONE, UNFINISHED_BYTES_MAX
 
 T = TypeVar("T", bound=msgspec.Struct)
 log = logger(__name__)
@@ -145,7 +155,7 @@ class RpcServer:
         card = self.card_of(peer)
         try:
             self.check(peer, request)
-            answer = seal(EnvelopeKind.REPLY, id, await self._handle(peer, request))
+            answer = _checked(seal(EnvelopeKind.REPLY, id, await self._handle(peer, request)), request)
             self._acted(card, request)
         except AccessDenied as error:
             self._refusals.note("denied", error)
@@ -185,6 +195,14 @@ class RpcServer:
             task.cancel()
             self._router.send(peer, seal_error(id, TemporaryError("the process is stopping")))
         self._router.close()
+
+
+def _checked(answer: bytes, request: msgspec.Struct) -> bytes:
+    """Raises CallError: whoever gets it would end the connection, and ask again."""
+    if len(answer) > CONTROL_BYTES_MAX:
+        name = type(request).__name__
+        raise CallError(f"the answer to {name} has {len(answer):,} bytes, a message at most {CONTROL_BYTES_MAX:,}")
+    return answer
 
 
 class OnDisconnect(StrEnum):

@@ -2,6 +2,7 @@
 
 Every request that changes something carries the client's `transaction` id: the same request again (after a lost answer,
 or at the next leader) gets the same answer. A standby answers NotLeader with the leader's address.
+What may be more than a message is told in parts: roq/wire/parts.py.
 The broadcast is a PUB socket at port `broadcast`: parts [b"topology", msgpack ClusterView], every few seconds and on change.
 """
 
@@ -9,11 +10,13 @@ from __future__ import annotations
 
 import msgspec
 
+from roq.wire.access import AccessInfo, GetAccess, SetAccess
 from roq.wire.assignment import HostReport, Leaving, MonitorAddress, QueueRecord, QueueSettings
 from roq.wire.durables import DurablePosition, Durables, ForgetDurable, KeepPosition, ListDurables, OpenDurable
 from roq.wire.fleet import FleetInfo, GetFleet, SetFleet
 from roq.wire.hosts import DescribeRemains, HostRemains
 from roq.wire.options import CreateMissing, GetOptions, OptionsInfo, SetRebalance, SetTemplate
+from roq.wire.parts import PartRequest
 from roq.wire.policy import Policy, Rules, joined
 from roq.wire.producers import ForgetProducer, KeepProducer, ListProducers, OpenProducer, ProducerGrant, Producers
 from roq.wire.recording import Record
@@ -77,8 +80,8 @@ class DescribeQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
     name: str
 
 
-class ListQueues(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """All queues."""
+class ListQueues(PartRequest, frozen=True, tag=True, array_like=True):
+    """All queues, in parts."""
 
 
 class CreateExchange(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -97,8 +100,8 @@ class RemoveExchange(msgspec.Struct, frozen=True, tag=True, array_like=True):
     transaction: str
 
 
-class ListHosts(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """All hosts."""
+class ListHosts(PartRequest, frozen=True, tag=True, array_like=True):
+    """All hosts, in parts."""
 
 
 class DrainHost(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -179,8 +182,8 @@ class DescribeWorkQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
     name: str
 
 
-class ListWorkQueues(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """All work queues."""
+class ListWorkQueues(PartRequest, frozen=True, tag=True, array_like=True):
+    """All work queues, in parts."""
 
 
 class ListGroups(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -254,24 +257,8 @@ class ReportRuns(msgspec.Struct, frozen=True, tag=True, array_like=True):
     epoch: int = 0
 
 
-class GetCluster(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The whole cluster, as the broadcast shows it."""
-
-
-class SetAccess(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """This access list from now on (wire/card.py), if it is newer than the cluster's. signed: by the authority."""
-
-    signed: bytes
-
-
-class GetAccess(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Which access list has the cluster?"""
-
-
-class AccessInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Answer to both. signed: b"" if there is none yet."""
-
-    signed: bytes
+class GetCluster(PartRequest, frozen=True, tag=True, array_like=True):
+    """The whole cluster, as the broadcast shows it, in parts."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -304,6 +291,8 @@ class Queues(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Answer to ListQueues."""
 
     queues: tuple[QueueInfo, ...]
+    snapshot: str = ""
+    more: bool = False
 
 
 class TapeView(msgspec.Struct, frozen=True, array_like=True):
@@ -343,6 +332,8 @@ class WorkQueues(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Answer to ListWorkQueues and ListGroups."""
 
     work_queues: tuple[WorkQueueInfo, ...]
+    snapshot: str = ""
+    more: bool = False
 
 
 class ShuffleInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -399,6 +390,8 @@ class Hosts(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Answer to ListHosts."""
 
     hosts: tuple[HostInfo, ...]
+    snapshot: str = ""
+    more: bool = False
 
 
 class PolicyInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -414,7 +407,7 @@ class PolicyInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class ClusterView(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The cluster at one moment. time: seconds since 1970."""
+    """The cluster at one moment, or a part of it. time: seconds since 1970."""
 
     epoch: int
     leader: str
@@ -422,6 +415,8 @@ class ClusterView(msgspec.Struct, frozen=True, tag=True, array_like=True):
     hosts: tuple[HostInfo, ...]
     queues: tuple[QueueInfo, ...]
     work_queues: tuple[WorkQueueInfo, ...] = ()
+    snapshot: str = ""
+    more: bool = False
 
 
 Request = (

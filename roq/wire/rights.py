@@ -12,7 +12,7 @@ from typing import Any
 
 from roq.errors import AccessDenied
 from roq.ids import is_reserved
-from roq.wire import durables, fleet, gcm, hcm, hosts, master, monitor, options, producers, shuffle, store
+from roq.wire import access, durables, fleet, gcm, hcm, hosts, master, monitor, options, producers, shuffle, store
 from roq.wire.card import Card, CardRole, Right
 from roq.wire.recording import is_tape_of, tapes_of
 from roq.wire.shards import SetShards, queue_of
@@ -68,8 +68,8 @@ GCM: Mapping[type, tuple[Rule, str]] = {  # rule, and the field with the name
     gcm.RebalanceShuffle: ((Right.ADMIN,), "name"),
     gcm.GetCluster: ((Right.DESCRIBE,), ""),
     gcm.ReportRuns: (MEMBERS, ""),
-    gcm.SetAccess: ((Right.ADMIN,), ""),
-    gcm.GetAccess: ((Right.DESCRIBE,), ""),
+    access.SetAccess: ((Right.ADMIN,), ""),
+    access.GetAccess: ((Right.DESCRIBE,), ""),
     fleet.SetFleet: ((Right.ADMIN,), ""),
     fleet.GetFleet: ((Right.DESCRIBE,), ""),
 }

@@ -28,8 +28,8 @@ from roq.runtime.security import load_card, write_secret
 from roq.runtime.shutdown import ask
 from roq.tools.authority import Authority
 from roq.tools.local.cluster import LocalCluster
+from roq.wire import access, hcm, master, monitor, process, store, zmtp
 from roq.wire import frame as frames
-from roq.wire import gcm, hcm, master, monitor, process, store, zmtp
 from roq.wire.assignment import ProcessSpec
 from roq.wire.card import CardRole, Grant, Quota, Right
 from roq.wire.frame import FrameKind
@@ -393,7 +393,7 @@ async def test_a_revoked_card_is_out_within_a_second_and_stays_out(cluster: Clus
         async with roq.connect(cluster.zookeeper) as owner:
             with pytest.raises(CallError):
                 cluster.authority.revoke("leaver")
-            info = await owner._gcm.request(gcm.GetAccess(), gcm.AccessInfo, WAIT_SECONDS)
+            info = await owner._gcm.request(access.GetAccess(), access.AccessInfo, WAIT_SECONDS)
             assert info.signed
 
 

@@ -91,6 +91,10 @@ async def test_all_read_all_in_order_also_after_an_exchange_died(cluster: tuple[
             await publisher.done(*(f"{number}-{message}" for message in range(MESSAGES)), "flush")
         (host,) = await client.hosts()
         assert host.report is not None
+        view = await client.view()  # a GCM of 0.1 tells all at once, though it is asked for a part
+        assert [one.host for one in view.hosts] == [host.host]
+        assert [one.record.name for one in view.queues] == [one.record.name for one in await client.queues()] == ["q"]
+        assert await client.work_queues() == [*view.work_queues] == []
         exchange = next(one for one in host.report.processes if one.exchange)
         os.kill(exchange.pid, signal.SIGKILL)
         for number, publisher in enumerate(publishers):

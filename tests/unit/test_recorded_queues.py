@@ -15,7 +15,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from gcm import background, tape_parts, transactions, work_queues
+from gcm import background, parts, transactions, work_queues
 from gcm.background import Finisher, erase
 from gcm.cluster import Action, ClientTransaction, ClusterState, Host, HostRegistration, store_endpoints
 from gcm.handlers import Handlers
@@ -264,7 +264,7 @@ async def test_tapes_are_told_with_their_exchanges_and_the_stores() -> None:
 
 
 async def test_many_tapes_are_told_in_parts_to_who_asks_for_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tape_parts, "PART_BYTES", 10)
+    monkeypatch.setattr(parts, "PART_BYTES", 10)
     cluster = obey(created(cluster_of("a", "b"), DAY), "a", "b")
     logs = {tape_log(TAPES, name): b"123456" for name in "efg"}
     leader, _ = handlers(cluster, logs)

@@ -23,6 +23,7 @@ from roq.runtime.observe import Counters, Refusals
 from roq.runtime.security import Security, load_card, members_only, write_secret
 from roq.tools.authority import Authority
 from roq.wire import gcm, hcm, master, monitor, rights, shuffle, store
+from roq.wire.access import SetAccess
 from roq.wire.card import CLOCK_SECONDS, AccessList, Card, CardRole, Grant, Right, SecurityMode, new_card, sign
 from roq.wire.curve import KeyPair
 
@@ -350,14 +351,14 @@ def test_cards_signed_at_the_same_time_are_all_known(tmp_path: Path) -> None:
 
 
 def test_what_changes_the_cluster_is_written_down_with_who_did_it(caplog: pytest.LogCaptureFixture) -> None:
-    changes = {gcm.RemoveQueue, gcm.DrainHost, gcm.SetAccess, hcm.ShutdownHost, monitor.Move, master.PurgeQueue}
+    changes = {gcm.RemoveQueue, gcm.DrainHost, SetAccess, hcm.ShutdownHost, monitor.Move, master.PurgeQueue}
     assert changes <= rights.ADMINISTRATIVE
     harmless = {gcm.DescribeQueue, monitor.JoinPublisher, monitor.AwaitExchange, master.Put, master.Hello, hcm.GetProcesses}
     assert not harmless & rights.ADMINISTRATIVE
     with caplog.at_level("INFO", "roq.audit"):
         acted(card(), gcm.DrainHost("host-1", True, "t"))
         acted(card(), gcm.RemoveQueue("orders", "t"), "QueueNotFound")
-        acted(None, gcm.SetAccess(b"secret"))
+        acted(None, SetAccess(b"secret"))
     assert [record.getMessage() for record in caplog.records] == [
         "administrative request: who=alice, request=DrainHost, host=host-1, draining=True",
         "administrative request: who=alice, request=RemoveQueue, queue=orders, failure=QueueNotFound",

@@ -10,12 +10,14 @@ import sys
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
-from roq.errors import Closed, DeadlineExceeded, Unavailable
+from roq.errors import CallError, Closed, DeadlineExceeded, Unavailable
 from roq.runtime import rpc
-from roq.runtime.rpc import OnDisconnect, RpcClient, RpcPool
+from roq.runtime.rpc import OnDisconnect, RpcClient, RpcPool, RpcServer
 from roq.wire import gcm
+from roq.wire.recording import Record
 
 SILENT_SERVER = """
 import time, zmq
@@ -87,3 +89,21 @@ async def test_a_pool_closes_who_was_not_used_for_a_while_and_nobody_else(monkey
     answer.set()
     assert await slow == ("slow", 7.0, False), "it was under way"
     pool.close()
+
+
+async def test_an_answer_that_is_too_large_is_an_error_and_the_connection_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the client would end the connection with all that is under way on it, and ask again."""
+
+    async def handle(peer: bytes, request: Any) -> msgspec.Struct:
+        return gcm.Exists(True) if isinstance(request, gcm.QueueExists) else gcm.Tapes("t" * 2_000, Record(), True, (), {})
+
+    monkeypatch.setattr(rpc, "CONTROL_BYTES_MAX", 1_000)
+    server = RpcServer("127.0.0.1", 0, gcm.Request, handle)
+    client = RpcClient(f"tcp://127.0.0.1:{server.port}", gcm.Reply, on_disconnect=OnDisconnect.FAIL)
+    try:
+        with pytest.raises(CallError, match=r"the answer to DescribeTapes has 2,0\d\d bytes, a message at most 1,000"):
+            await client.request(gcm.DescribeTapes("q"), gcm.Tapes)
+        assert (await client.request(gcm.QueueExists("q"), gcm.Exists)).exists
+    finally:
+        client.close()
+        server.close()

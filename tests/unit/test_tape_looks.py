@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gcm import tape_parts
-from gcm.tape_parts import part_of
+from gcm import parts
+from gcm.parts import part_of
+from roq.coordination import parts as client_parts
 from roq.coordination.locate import GcmClient
 from roq.errors import Unavailable
 from roq.pubsub.tape_looks import describe_tapes, look_at_tapes
@@ -43,7 +44,7 @@ class Leader(GcmClient):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tape_parts, "PART_BYTES", 100)
+    monkeypatch.setattr(parts, "PART_BYTES", 100)
 
 
 LOGS = {"c": b"c" * 60, "a": b"a" * 60, "b": b"b" * 30, "d": b"d" * 500, "e": b"e"}
@@ -81,6 +82,19 @@ async def test_a_queue_that_was_made_anew_between_two_parts_is_asked_for_again()
 
     found = await describe_tapes(Anew(LOGS), "q")
     assert (found.tapes, [view.log for view in found.views]) == ("u", ["x", "z"])
+
+
+async def test_a_queue_that_is_made_anew_each_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class EachTime(Leader):
+        async def request(self, body: msgspec.Struct, expect: type[Any], timeout_seconds: float = 15.0) -> Any:
+            self.name = f"t-{len(self.asked)}"
+            return await super().request(body, expect, timeout_seconds)
+
+    monkeypatch.setattr(client_parts, "delays", lambda *_: iter(lambda: 0.0, None))
+    leader = EachTime(LOGS)
+    with pytest.raises(Unavailable, match="another before all were read"):
+        await describe_tapes(leader, "q")
+    assert leader.asked == ["", "b"] * client_parts.TRIES
 
 
 async def test_who_asks_at_about_the_same_time_shares_the_answer() -> None:

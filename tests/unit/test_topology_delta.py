@@ -18,7 +18,7 @@ import pytest
 from pydantic import ValidationError
 
 from benchmarks.at_scale.decisions import cluster_of, reported
-from gcm import topology, transactions, work_queues
+from gcm import process, topology, transactions, work_queues
 from gcm.cluster import ClusterState, view, work_queue_info
 from gcm.process import TopologyBroadcast
 from gcm.reconcile import assign, stamp
@@ -30,6 +30,7 @@ from roq.errors import NotLeader
 from roq.runtime.links import SubscriberLink
 from roq.wire.assignment import work_subject
 from roq.wire.gcm import (
+    BROADCAST_TOPIC,
     ClusterView,
     CreateExchange,
     CreateQueue,
@@ -257,6 +258,41 @@ async def test_a_leader_tells_what_came_and_went_between_two_broadcasts() -> Non
         telling.cancel()
         link.close()
         broadcast.close()
+
+
+async def test_a_whole_that_is_too_large_is_told_to_nobody_but_changes_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever got it would end its connection."""
+    monkeypatch.setattr(process, "CONTROL_BYTES_MAX", 3_000)
+    heard = list[bytes]()
+    cluster, came = cluster_of(1, 1), asyncio.Event()
+
+    def hear(messages: list[list[bytes]]) -> None:
+        heard.extend(parts[0] for parts in messages)
+        came.set()
+
+    broadcast = TopologyBroadcast("127.0.0.1", 0, 0.05, lambda: cluster, lambda: Stamp("10.0.0.9:5500", 1.0))
+    link = SubscriberLink(f"tcp://127.0.0.1:{broadcast.port}", [CHANGES_TOPIC, BROADCAST_TOPIC], hear)
+    telling = asyncio.create_task(broadcast.run())
+    try:
+        async with asyncio.timeout(10):
+            while BROADCAST_TOPIC not in heard:
+                came.clear()
+                await came.wait()
+            cluster = cluster_of(10, 100)
+            await _heard_next(came, 3)
+            heard.clear()
+            await _heard_next(came, 3)
+            assert {*heard} == {CHANGES_TOPIC}
+    finally:
+        telling.cancel()
+        link.close()
+        broadcast.close()
+
+
+async def _heard_next(came: asyncio.Event, times: int) -> None:
+    for _ in range(times):
+        came.clear()
+        await came.wait()
 
 
 def test_another_term_is_asked_for_and_an_older_one_is_not_believed() -> None:

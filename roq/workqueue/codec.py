@@ -7,7 +7,7 @@ records, applies them, and hands back what `apply` returned for each. Not covere
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count as counter
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ from roq.wire.task import (
 )
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.contract import check_lease, check_put
-from roq.workqueue.fold import APPLIED, Effects, Handed, Known, RecordRefused, Settled, TasksDelivered
+from roq.workqueue.fold import APPLIED, Effects, Fold, Handed, Known, RecordRefused, Settled
 from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import (
     POP_SHIFT,
@@ -46,6 +46,7 @@ from roq.workqueue.records import (
 
 MILLISECONDS_MAX = round(SECONDS_MAX * 1000)
 WAIT_SECONDS_MAX = 86_400.0  # a longer wait ends then, with nothing
+LEAST_MS = 1000  # lease of a Pop that asks for nothing
 _TOKEN = re.compile(r"([0-9]{1,19})\.([0-9]{1,4})\.([0-9a-f]{16})")
 _ID = re.compile(r"([0-9a-f]{16})-([0-9]{1,19})")
 
@@ -112,6 +113,10 @@ class RequestCodec:
         check_lease(seconds, count, wait_seconds)
         wait = milliseconds(min(wait_seconds, WAIT_SECONDS_MAX))
         return Pop(now, self.id, next(self._nonces), count, milliseconds(seconds), wait)
+
+    def nothing(self, now: int) -> Pop:
+        """A Pop that asks for no task: it says whose request it ends."""
+        return Pop(now, self.id, next(self._nonces), 0, LEAST_MS)
 
     def cancel(self, pop: Pop, now: int) -> Cancel:
         """End a Pop's wait; its answer comes as Delivered, unless it came before."""
@@ -185,13 +190,19 @@ def put_id(push: Push, effects: Effects) -> str:
     return f"{push.producer:016x}-{push.sequence}"
 
 
-def leased_all(delivered: TasksDelivered, payload: Callable[[StoredTask], PayloadT]) -> list[LeasedTask[PayloadT]]:
-    """What a Pop got, as its worker gets it. payload: by the caller where it is kept elsewhere."""
+def inline(task: StoredTask) -> bytes:
+    """The payload of a task of a queue that keeps none elsewhere."""
+    assert isinstance(task.payload, bytes)
+    return task.payload
+
+
+def leased(handed: Iterable[Handed], instance: int, payload: Callable[[StoredTask], PayloadT]) -> list[LeasedTask[PayloadT]]:
+    """What a Pop of this instance got, as its worker gets it."""
     tasks: list[LeasedTask[PayloadT]] = []
-    before, behind = "", f".{delivered.instance:016x}"
+    before, behind = "", f".{instance:016x}"
     pop = producer = -1
     prefix = ""
-    for delivery, attempt, due, task in delivered.handed:
+    for delivery, attempt, due, task in handed:
         if delivery >> POP_SHIFT != pop:
             pop = delivery >> POP_SHIFT
             before = f"{pop}."
@@ -204,23 +215,8 @@ def leased_all(delivered: TasksDelivered, payload: Callable[[StoredTask], Payloa
     return tasks
 
 
-def leased(handed: Handed, instance: int, payload: PayloadT) -> LeasedTask[PayloadT]:
-    """The lease as its worker gets it. payload: by the caller where it is kept elsewhere."""
-    task = handed.task
-    return LeasedTask(
-        f"{task.producer:016x}-{task.sequence}",
-        token(handed.delivery, instance),
-        payload,
-        handed.attempt,
-        task.priority,
-        task.inserted,
-        handed.due,
-        task.topic,
-    )
-
-
 def view(kind: type[ViewT], task: StoredTask, state: TaskState, payload: Any) -> ViewT:
-    """A task as `peek` shows it. payload: as above, one that this kind of view can have."""
+    """A task as `peek` shows it. payload: one that this kind of view can have."""
     return kind(
         task_id((task.producer, task.sequence)),
         payload,
@@ -234,6 +230,11 @@ def view(kind: type[ViewT], task: StoredTask, state: TaskState, payload: Any) ->
         None,
         task.topic,
     )
+
+
+def views(fold: Fold, state: TaskState, count: int) -> list[TaskView]:
+    """The first tasks of a state, of a queue that keeps no payload elsewhere."""
+    return [view(TaskView, task, state, inline(task)) for task in fold.first(state, count)]
 
 
 def chosen(ids: Sequence[str] | None) -> tuple[TaskKey, ...] | None:

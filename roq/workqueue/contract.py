@@ -79,6 +79,12 @@ def check_lease(seconds: float, count: int = 1, wait_seconds: float | None = 0.0
         raise InvalidConfiguration(f"wait_seconds is at least 0, got {wait_seconds}")
 
 
+def check_peek(count: int) -> None:
+    """Raises InvalidConfiguration."""
+    if count < 0:
+        raise InvalidConfiguration(f"count is at least 0, got {count}")
+
+
 def check_put(tasks: Sequence[NewTask], settings: TaskSettings) -> None:
     """Raises InvalidConfiguration or PayloadTooLarge."""
     if len(tasks) > PUT_COUNT_MAX:

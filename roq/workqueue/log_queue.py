@@ -22,11 +22,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import random
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import RLock
@@ -35,8 +33,6 @@ from typing import TypeVar
 import msgspec
 
 from roq.errors import (
-    Closed,
-    InvalidConfiguration,
     RoqError,
     StorageFailed,
     StorageFull,
@@ -47,16 +43,15 @@ from roq.errors import (
 from roq.ids import new_id
 from roq.log.local import LocalLog
 from roq.log.local.publication import REQUEST_MAX, PublicationList, PublishedRequest
-from roq.wire.task import EXTEND, LeasedTask, NewTask, Settlement, Status, TaskState, TaskView
+from roq.wire.task import EXTEND, NewTask, Settlement, Status, TaskState, TaskView
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue import codec
-from roq.workqueue.contract import Asked, RoundTrip, asked_for, conflict, of_new
+from roq.workqueue.contract import Asked, RoundTrip, asked_for, check_peek, conflict, of_new
 from roq.workqueue.fold import Effects, TasksChanged, TasksDelivered
 from roq.workqueue.folded_log import CommandAnswer
 from roq.workqueue.log_replica import REPLAY_BYTES, Replica, Request, decode_answer, encode_answer
 from roq.workqueue.records import (
     Configure,
-    Payload,
     Pop,
     Purge,
     Push,
@@ -73,7 +68,6 @@ JITTER_SECONDS = 0.02  # so that not all who wait end the same lease
 SETTINGS = "settings.json"
 LIST_SECONDS = 10.0  # until who finds no place on the publication list tries again
 CLOSE_PAUSE_SECONDS = 0.001  # between two looks at whether a call that is under way has ended
-CLOSED = "the work queue was closed"
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
@@ -97,20 +91,14 @@ class LogQueue:
         self._lock = RLock()
         self._codec = codec.RequestCodec(new_id())
         self._replica = Replica(self._log, self._codec.id, self._lock, replay_bytes)
-        self._closed = self._ended = False  # whether `close` has begun; has ended the waits
         self._list: PublicationList | None = None
         self._list_at = 0.0  # monotonic; when to try for a place again
         self._publisher: dict[int, tuple[int]] = {}  # at 0: the call that uses our place on the list, as its thread's number
-        _everywhere.add(self)
         try:
             self.settings = self._agree(asked_for(settings))
         except BaseException:
             self._log.close()
             raise
-
-    def forked(self) -> None:
-        """We are a forked child: its locks are its parent's, and mutexes of its parent's threads never come free."""
-        self._closed = True
 
     def _agree(self, wanted: Asked) -> TaskSettings:
         """The settings the queue has, after giving them to a new one."""
@@ -133,7 +121,7 @@ class LogQueue:
 
     def put(self, tasks: Sequence[NewTask]) -> list[str]:
         """Store tasks, all or none; their ids."""
-        self._check_open()
+        self._replica.check_open()
         pushes = self._codec.put(tasks, self.settings, self._replica.now())
         if not pushes:
             return []
@@ -145,7 +133,7 @@ class LogQueue:
 
     def put_numbered(self, producer: int, first: int, tasks: Sequence[NewTask]) -> None:
         """Store tasks under the caller's numbers, first, first + 1, … of this producer; what it has put before, not again."""
-        self._check_open()
+        self._replica.check_open()
         if pushes := codec.numbered(producer, first, tasks, self.settings, self._replica.now()):
             self._append(pushes)
 
@@ -169,9 +157,9 @@ class LogQueue:
         try:
             answer = self._with_room(lambda: self._ask([*records, pop]))
             handed = self._wait(pop, deadline).handed if answer.handed is None else answer.handed
-            tasks = [codec.leased(one, self._codec.id, _payload(one.task.payload)) for one in handed]
+            tasks = codec.leased(handed, self._codec.id, codec.inline)
             trip = RoundTrip(_tokens(settle, answer), tasks)
-            self._take(pop.nonce, tasks)  # last: nothing may come between it and the return
+            self._replica.take(pop.nonce, tasks)  # last: nothing may come between it and the return
         except BaseException as error:  # nobody waits any more: leave nothing in line, and with a signal no task either
             self._end_wait(pop.nonce, in_line=answer is not None or not isinstance(error, RoqError))
             raise
@@ -185,26 +173,20 @@ class LogQueue:
             return []
         now = self._replica.now()
         records = [codec.settlement(one, now) for one in settlements]
-        nothing = msgspec.structs.replace(self._codec.lease(1, 1, 0, now), count=0)  # says whose request it is
-        answer = self._with_room(lambda: self._ask([*records, nothing]))
+        answer = self._with_room(lambda: self._ask([*records, self._codec.nothing(now)]))
         return _tokens(settlements, answer)
 
     def peek(self, state: TaskState, count: int) -> list[TaskView]:
         """The first tasks of a state."""
-        if count < 0:
-            raise InvalidConfiguration(f"count is at least 0, got {count}")
-        return self._look(
-            lambda replica: [
-                codec.view(TaskView, task, state, _payload(task.payload)) for task in replica.state.fold.first(state, count)
-            ]
-        )
+        check_peek(count)
+        return self._look(lambda replica: codec.views(replica.state.fold, state, count))
 
     def status(self) -> Status:
         """Counts, as of now."""
         return self._look(lambda replica: replica.state.fold.status(replica.now()))
 
     def _look(self, see: Callable[[Replica], Result]) -> Result:
-        self._check_open()
+        self._replica.check_open()
 
         def current() -> Result:
             with self._lock:
@@ -236,17 +218,17 @@ class LogQueue:
 
     def close(self) -> None:
         """Let go. Leases that wait end with Closed; what is leased stays leased until it expires."""
-        if self._closed:  # it may be a forked child's
+        if self._replica.closed:  # it may be a forked child's
             return
         with self._lock:
-            if self._closed:
+            if self._replica.closed:
                 return
-            self._closed = True
+            self._replica.closed = True
         try:
             self._leave_list()
             with self._lock:
                 self._replica.give_back(set(self._replica.asked))
-                self._ended = True
+                self._replica.ended = True
                 self._replica.end_life()
                 chore = self._replica.chore
             if chore is not None and chore.is_alive():
@@ -280,29 +262,21 @@ class LogQueue:
 
     def _end_wait(self, nonce: int, *, in_line: bool) -> None:
         """A lease() failed. in_line: its Pop may stand in line, or have been answered."""
-        if self._closed:  # close() ends it: what it is given until then goes back
+        if self._replica.closed:  # close() ends it: what it is given until then goes back
             return
         with self._lock:
-            if self._closed:
+            if self._replica.closed:
                 return
             if in_line:
                 self._replica.give_back({nonce})
-            self._take(nonce, ())
-
-    def _take(self, nonce: int, tasks: Sequence[LeasedTask[bytes]]) -> None:
-        """The answer to a Pop has been brought to who asked: these. Closed: they were given back just before."""
-        with self._lock:
-            if self._ended and tasks:
-                raise Closed(CLOSED)
-            self._replica.asked.discard(nonce)
-            self._replica.answers.pop(nonce, None)
+            self._replica.take(nonce, ())
 
     # --- flat combining -------------------------------------------------------------------------------------------------
 
     def _ask(self, records: Sequence[Record]) -> CommandAnswer:
         """Have settlements and a Pop written; settlements are durable then. One call at a time uses our place on the list; a
         signal handler that asks within another call does not."""
-        self._check_open()
+        self._replica.check_open()
         self._replica.begin_life()
         asked, call = (encode(records), records), (threading.get_ident(),)
         try:
@@ -423,13 +397,9 @@ class LogQueue:
 
     # --- the log, with the lock held --------------------------------------------------------------------------------------
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed(CLOSED)
-
     def _ready_replica(self) -> Replica:
         """The copy of the state."""
-        self._check_open()
+        self._replica.check_open()
         return self._replica.ready()
 
     def _current_replica(self) -> Replica:
@@ -463,25 +433,9 @@ class LogQueue:
         self._replica.relieve(len(encode(puts)))
 
 
-_everywhere: weakref.WeakSet[LogQueue] = weakref.WeakSet()
-
-
-def _forked() -> None:
-    for queue in list(_everywhere):
-        queue.forked()
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
 def _tokens(settlements: Sequence[Settlement], answer: CommandAnswer) -> list[str | None]:
     """The answers to settlements."""
     return [
         (one.token if one.kind == EXTEND else "") if done else None
         for one, done in zip(settlements, answer.settled, strict=True)
     ]
-
-
-def _payload(payload: Payload) -> bytes:
-    assert isinstance(payload, bytes)  # nothing is kept elsewhere here
-    return payload

@@ -10,7 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Sequence
-from threading import RLock, Thread
+from threading import RLock
 
 import msgspec
 
@@ -36,7 +36,6 @@ FOLD_SECONDS_PER_BYTE = 40e-9  # of log, about
 PATIENCE_SECONDS = (50e-6, 100e-3)  # at least, at most
 LIVES_SECONDS = 0.5  # between two looks for instances that died
 INSTANCES_FEW = 16  # with this many, each looks half as often
-EXPIRED_AT_ONCE = 1000
 Request = tuple[bytes, Sequence[Record]]  # as it is written, and what is in it: settlements and, last, a Pop
 
 logger = logging.getLogger(__name__)
@@ -58,23 +57,20 @@ class Replica(FoldedLog[bytes]):
     """A FoldedLog that writes.
 
     sought: nonce of a Pop of ours that another process may write, 0: none; outcome: the last nonce that was sought and found,
-    maybe of an older request, and what the entry that ends with it did. lock: the queue's, which whoever calls holds; threads
-    that take snapshots and make room take it themselves.
+    maybe of an older request, and what the entry that ends with it did.
     """
 
     def __init__(self, log: LocalLog, instance: int, lock: RLock, replay_bytes: int) -> None:
-        super().__init__(log, instance)
-        self.log, self._lock = log, lock
+        super().__init__(log, instance, lock)
+        self.log = log
         self.sought = 0
         self.outcome: tuple[int, list[Effects]] | None = None
         self._replay_bytes = replay_bytes
         self._snapshot_due = replay_bytes  # position at which the next snapshot is taken
-        self._snapshot_after = 0.0  # monotonic
         self._relief_after = 0.0  # monotonic
         self._loaded = self._living = False
         self._lives = Lives(log.folder / "instances")
         self.lives_at = 0.0  # monotonic; when to look for the dead again
-        self.chore: Thread | None = None  # writes a snapshot
 
     def now(self) -> int:
         """ms of the log's clock: so all processes agree on when a lease ends, whatever their wall clocks say."""
@@ -163,10 +159,8 @@ class Replica(FoldedLog[bytes]):
 
     _decoded = staticmethod(decode)
 
-    def _sought(self, records: Sequence[Record]) -> int:
-        """The nonce of these if they are what we seek, else 0. `sought` may be another one by the next line."""
-        last = records[-1] if records else None
-        return last.nonce if type(last) is Pop and last.nonce == self.sought and last.instance == self._instance else 0
+    def _seeks(self, nonce: int) -> bool:
+        return nonce == self.sought  # which may be another one by the next line
 
     def _found(self, nonce: int, effects: list[Effects]) -> None:
         self.outcome = nonce, effects
@@ -190,7 +184,7 @@ class Replica(FoldedLog[bytes]):
         now, me = self.now(), self._instance
         try:
             self.write([Cancel(now, me, nonce) for nonce in sorted(nonces)])
-            if given := self._given(nonces):
+            if given := self.given(nonces):
                 self.write([Requeue(now, delivery, me) for delivery in given])
         except RoqError as error:
             logger.warning("%s: a lease() that ended early may still be given a task: %s", self.log.folder, error)
@@ -200,12 +194,8 @@ class Replica(FoldedLog[bytes]):
     def over(self, now: int) -> list[Record]:
         """Records that end what is over at `now`, as far as this copy knows."""
         records: list[Record] = []
-        due = self.state.fold.next_due()
-        if due is not None and due <= now:
-            self.consistent = False  # it takes leases out of line and puts them back
-            records += self.state.fold.expired(now, EXPIRED_AT_ONCE)
-            self.consistent = True
-            records.append(Tick(now))
+        if (expired := self._expired(now)) is not None:
+            records += [*expired, Tick(now)]
         if time.monotonic() >= self.lives_at and (dead := self._find_dead()):
             self.write([InstanceDead(now, instance, "the process died") for instance in dead])
             for instance in dead:
@@ -242,12 +232,10 @@ class Replica(FoldedLog[bytes]):
 
     def _look_at_length(self) -> None:
         """Begin a snapshot if the log has grown long, or its disk is full."""
-        if ((tight := self.log.is_tight) or self.position >= self._snapshot_due) and time.monotonic() >= self._snapshot_after:
-            if self.chore is not None and self.chore.is_alive():
-                return
-            self._snapshot_after = time.monotonic() + (TIGHT_SECONDS if tight else RETRY_SECONDS)
-            self.chore = Thread(target=self._relieve if tight else self._snapshot, name="roq-queue-snapshot", daemon=True)
-            self.chore.start()
+        if self.log.is_tight:
+            self._begin_chore(self._relieve, TIGHT_SECONDS)
+        elif self.position >= self._snapshot_due:
+            self._begin_chore(self._snapshot, RETRY_SECONDS)
 
     def hand_over(self) -> None:
         """Leave a snapshot to who will write in our place, if folding would take longer than loading it."""
@@ -272,9 +260,7 @@ class Replica(FoldedLog[bytes]):
                     if self._snapshot_due > self.position or not self.consistent:
                         return
                     position, data = self.position, self.state.dump()
-                self.log.snapshot(position, data)
-                with self._lock:
-                    self._plan(position, len(data))
+                self._keep(position, data)
         except (RoqError, OSError) as error:
             logger.warning("%s: no snapshot was taken, will be tried again: %s", self.log.folder, error)
 
@@ -318,9 +304,7 @@ class Replica(FoldedLog[bytes]):
             self.log.make_way()
             self.catch_up()
             position, data = self.position, self.state.dump()
-        self.log.snapshot(position, data)
-        with self._lock:
-            self._plan(position, len(data))
+        self._keep(position, data)
         return self.log.find_room(put)
 
 

@@ -19,16 +19,15 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Lock
 
-from roq.errors import Closed, InvalidConfiguration, StorageFailed, WorkQueueConflict
+from roq.errors import Closed, StorageFailed, WorkQueueConflict
 from roq.ids import new_id
 from roq.wire.task import NewTask, Settlement, Status, TaskState, TaskView
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue import codec
-from roq.workqueue.contract import Asked, RoundTrip, asked_for, conflict, of_new
+from roq.workqueue.contract import Asked, RoundTrip, asked_for, check_peek, conflict, of_new
 from roq.workqueue.fold import Effects, Fold, Handed, TasksChanged, TasksDelivered
 from roq.workqueue.records import (
     Configure,
-    Payload,
     Pop,
     Purge,
     Record,
@@ -94,7 +93,7 @@ class MemoryQueue:
                     self._waiters.add((pop.instance, pop.nonce), waiter)
             if waiter is not None:
                 handed = self._wait(pop, waiter, deadline)
-            return RoundTrip(settled, [codec.leased(one, self._codec.id, _payload(one.task.payload)) for one in handed])
+            return RoundTrip(settled, codec.leased(handed, self._codec.id, codec.inline))
         except BaseException:
             if pop is not None:
                 self._give_up(pop)
@@ -111,11 +110,10 @@ class MemoryQueue:
 
     def peek(self, state: TaskState, count: int) -> list[TaskView]:
         """The first tasks of a state."""
-        if count < 0:
-            raise InvalidConfiguration(f"count is at least 0, got {count}")
+        check_peek(count)
         with self._lock:
             self._end_what_is_over(self._now_open())
-            return [codec.view(TaskView, task, state, _payload(task.payload)) for task in self._fold.first(state, count)]
+            return codec.views(self._fold, state, count)
 
     def status(self) -> Status:
         """Counts, as of now."""
@@ -236,11 +234,6 @@ class MemoryQueue:
                 now = self._now()
                 for one in self._fold.held_by(pop.instance, pop.nonce).handed:
                     self._apply(Requeue(now, one.delivery, pop.instance))
-
-
-def _payload(payload: Payload) -> bytes:
-    assert isinstance(payload, bytes)  # nothing is kept elsewhere here
-    return payload
 
 
 def _handed(effects: Effects) -> tuple[Handed, ...]:

@@ -15,18 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import random
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from threading import Event, RLock
 from typing import TypeVar
 
 from roq.errors import (
     AppendUnknown,
-    Closed,
-    InvalidConfiguration,
     LogUnavailable,
     PayloadTooLarge,
     RoqError,
@@ -37,16 +33,15 @@ from roq.errors import (
 from roq.ids import new_id
 from roq.log.contract import SharedLog
 from roq.runtime.backoff import delays
-from roq.wire.task import LeasedTask, NewTask, Settlement, Status, TaskState, TaskView
+from roq.wire.task import NewTask, Settlement, Status, TaskState, TaskView
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue import codec
-from roq.workqueue.contract import Asked, RoundTrip, asked_for, check_lease, conflict, of_new
+from roq.workqueue.contract import Asked, RoundTrip, asked_for, check_lease, check_peek, conflict, of_new
 from roq.workqueue.fold import Effects, Fold, Handed, TasksChanged
 from roq.workqueue.folded_log import answer_of
 from roq.workqueue.records import (
     Cancel,
     Configure,
-    Payload,
     Pop,
     Purge,
     Push,
@@ -63,14 +58,12 @@ from roq.workqueue.shared_replica import REPLAY_BYTES, SharedReplica
 PATIENCE_SECONDS = 30.0  # a server that is away for longer makes calls fail: longer than its restart takes
 WAIT_SLICE_SECONDS = 10.0  # longest wait of one Pop
 JITTER_SECONDS = 0.05  # so that not all who wait end the same lease
-LEAST_MS = 1000  # lease of a Pop that asks for nothing
 PUSH_BYTES = 400  # of a Push around its payload, dedup key included
 SETTLED_AT_ONCE = 10_000  # in one entry
 ERRORS_AT_ONCE = 200  # settlements with an error's text
 IDS_AT_ONCE = 10_000  # dead letters named in one entry
 LARGE_BYTES = 1024 * 1024  # an entry of puts is not made longer than this by a further task
 CHORE_SECONDS = 5.0  # in which a snapshot that is being written may end by itself as the queue is closed
-CLOSED = "the work queue was closed"
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
@@ -92,12 +85,10 @@ class SharedQueue:
     ) -> None:
         self._patience_seconds = patience_seconds
         self._closing = Event()
-        self._closed = self._ended = False  # whether `close` has begun; has given back what waits
         self._lock = RLock()
         self._codec = codec.RequestCodec(new_id())
         self._log = self._patiently(open_log)
         self._replica = SharedReplica(self._log, self._codec.id, self._lock, replay_bytes)
-        _everywhere.add(self)
         try:
             self.settings = self._agree(asked_for(settings))
         except BaseException:
@@ -105,14 +96,10 @@ class SharedQueue:
             self._log.close()
             raise
 
-    def forked(self) -> None:
-        """We are a forked child: the connections are our parent's."""
-        self._closed = True
-
     def _agree(self, wanted: Asked) -> TaskSettings:
         """The settings the queue has, after giving them to a new one."""
         if not self._patiently(self._caught_up).version:
-            self._write([Configure(0, of_new(wanted), 0)], self._nothing())
+            self._write([Configure(0, of_new(wanted), 0)], self._codec.nothing(0))
         found = self._replica.state.fold.settings
         if differing := conflict(wanted, found):
             raise WorkQueueConflict(f"the work queue {self._log.name} exists with {differing}")
@@ -122,13 +109,13 @@ class SharedQueue:
 
     def put(self, tasks: Sequence[NewTask]) -> list[str]:
         """Store tasks, all or none as long as one entry of the log takes them; their ids."""
-        self._check_open()
+        self._replica.check_open()
         self._check_sizes(tasks)
         pushes = self._codec.put(tasks, self.settings, 0)
         ids: list[str] = []
         for part in self._parts(pushes):
             if any(push.dedup_key for push in part):
-                effects = self._write(part, self._nothing(), make_room=False)[:-1]
+                effects = self._write(part, self._codec.nothing(0), make_room=False)[:-1]
                 ids += [codec.put_id(push, effect) for push, effect in zip(part, effects, strict=True)]
             else:
                 self._append(part)
@@ -137,7 +124,7 @@ class SharedQueue:
 
     def put_numbered(self, producer: int, first: int, tasks: Sequence[NewTask]) -> None:
         """Store tasks under the caller's numbers, first, first + 1, … of this producer; what it has put before, not again."""
-        self._check_open()
+        self._replica.check_open()
         self._check_sizes(tasks)
         for part in self._parts(codec.numbered(producer, first, tasks, self.settings, 0)):
             self._append(part)
@@ -172,7 +159,7 @@ class SharedQueue:
 
     def lease(self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()) -> RoundTrip:
         """First `settle`, then up to `count` tasks, in one entry of the log."""
-        self._check_open()
+        self._replica.check_open()
         check_lease(seconds, count, wait_seconds)
         deadline = time.monotonic() + min(wait_seconds, codec.WAIT_SECONDS_MAX)
         first = max(len(settle) - _at_once(settle), 0)
@@ -200,10 +187,10 @@ class SharedQueue:
             if answer.refused:
                 raise TemporaryError("this process was taken for dead: open the work queue anew")
             handed = self._wait(pop, until) if answer.handed is None else answer.handed
-            tasks = [codec.leased(one, self._codec.id, _payload(one.task.payload)) for one in handed]
+            tasks = codec.leased(handed, self._codec.id, codec.inline)
             settled = [codec.settled(one, effect) for one, effect in zip(settle, effects, strict=False)]
             trip = RoundTrip(settled, tasks, self._began(handed, pop, asked))
-            self._take(pop.nonce, tasks)  # last: nothing may come between it and the return
+            self._replica.take(pop.nonce, tasks)  # last: nothing may come between it and the return
         except BaseException:  # nobody waits any more: leave nothing in line, and no task either
             self._end_wait(pop.nonce)
             raise
@@ -228,23 +215,20 @@ class SharedQueue:
 
     def settle(self, settlements: Sequence[Settlement]) -> list[str | None]:
         """Per settlement: the token from now on, "" when the lease is over, None when it was lost before."""
-        self._check_open()
+        self._replica.check_open()
         records = [codec.settlement(one, 0) for one in settlements]
         answers: list[str | None] = []
         at_once = _at_once(settlements)
         for first in range(0, len(records), at_once):
             part = slice(first, first + at_once)
-            effects = self._write(records[part], self._nothing())[:-1]
+            effects = self._write(records[part], self._codec.nothing(0))[:-1]
             answers += [codec.settled(one, effect) for one, effect in zip(settlements[part], effects, strict=True)]
         return answers
 
     def peek(self, state: TaskState, count: int) -> list[TaskView]:
         """The first tasks of a state."""
-        if count < 0:
-            raise InvalidConfiguration(f"count is at least 0, got {count}")
-        return self._look(
-            lambda fold: [codec.view(TaskView, task, state, _payload(task.payload)) for task in fold.first(state, count)]
-        )
+        check_peek(count)
+        return self._look(lambda fold: codec.views(fold, state, count))
 
     def status(self) -> Status:
         """Counts, as of now."""
@@ -252,13 +236,13 @@ class SharedQueue:
 
     def _look(self, see: Callable[[Fold], Result]) -> Result:
         """What there is to see once everything is ended that is over."""
-        self._check_open()
+        self._replica.check_open()
         before = None
         while True:
             over = self._patiently(self._over_now)
             if not over or over == before:  # the log's clock has not come to it yet
                 break
-            self._write(over, self._nothing())
+            self._write(over, self._codec.nothing(0))
             before = over
         with self._lock:
             return see(self._replica.state.fold)
@@ -282,8 +266,8 @@ class SharedQueue:
         return sum(self._command(RemoveDead(0, keys)) for keys in _chosen(ids))
 
     def _command(self, command: Record) -> int:
-        self._check_open()
-        pop = self._nothing()
+        self._replica.check_open()
+        pop = self._codec.nothing(0)
         over = self._patiently(self._over_now)
         entry = encode([*over, command, pop])
         with self._wanted(pop):
@@ -302,17 +286,17 @@ class SharedQueue:
 
     def close(self) -> None:
         """Let go. Leases that wait end with Closed; what is leased stays leased until it expires."""
-        if self._closed:  # it may be a forked child's
+        if self._replica.closed:  # it may be a forked child's
             return
         self._closing.set()  # first: nobody tries again with the lock held
         with self._lock:
-            if self._closed:
+            if self._replica.closed:
                 return
-            self._closed = True
+            self._replica.closed = True
         try:
             with self._lock:
                 self._give_back(set(self._replica.asked))
-                self._ended = True
+                self._replica.ended = True
                 chore = self._replica.chore
             if chore is not None:
                 chore.join(CHORE_SECONDS)
@@ -327,7 +311,7 @@ class SharedQueue:
         while True:
             over = self._patiently(self._over_now)
             with self._lock:
-                self._check_open()
+                self._replica.check_open()
                 replica = self._replica
                 if pop.nonce in replica.answers:
                     return replica.answers[pop.nonce].handed
@@ -335,9 +319,9 @@ class SharedQueue:
                 until_due = WAIT_SLICE_SECONDS if due is None else max(due - replica.now(), 0) / 1000
             left = until - time.monotonic()
             if left <= 0:
-                self._write([self._codec.cancel(pop, 0)], self._nothing())
+                self._write([self._codec.cancel(pop, 0)], self._codec.nothing(0))
             elif over and over != before:
-                self._write(over, self._nothing())
+                self._write(over, self._codec.nothing(0))
                 before = over
             else:
                 self._log.wait(position, min(left, until_due + random.uniform(0.001, JITTER_SECONDS)))
@@ -345,20 +329,12 @@ class SharedQueue:
 
     def _end_wait(self, nonce: int) -> None:
         """A lease() failed; its Pop may stand in line, or have been answered."""
-        if self._closed:  # close() ends it: what it is given until then goes back
+        if self._replica.closed:  # close() ends it: what it is given until then goes back
             return
         with self._lock:
-            if not self._closed:
+            if not self._replica.closed:
                 self._give_back({nonce})
-                self._take(nonce, ())
-
-    def _take(self, nonce: int, tasks: Sequence[LeasedTask[bytes]]) -> None:
-        """The answer to a Pop has been brought to who asked: these. Closed: they were given back just before."""
-        with self._lock:
-            if self._ended and tasks:
-                raise Closed(CLOSED)
-            self._replica.asked.discard(nonce)
-            self._replica.answers.pop(nonce, None)
+                self._replica.take(nonce, ())
 
     def _give_back(self, nonces: set[int]) -> None:
         """These Pops get nothing any more; what they were given meanwhile goes back. Tried once. With the lock held.
@@ -368,24 +344,15 @@ class SharedQueue:
         if not nonces:
             return
         me = self._codec.id
-        ends = [record for nonce in sorted(nonces) for record in (Pop(0, me, nonce, 0, LEAST_MS), Cancel(0, me, nonce))]
+        ends = [record for nonce in sorted(nonces) for record in (Pop(0, me, nonce, 0, codec.LEAST_MS), Cancel(0, me, nonce))]
         try:
-            self._write(ends, self._nothing(), 0.0)
+            self._write(ends, self._codec.nothing(0), 0.0)
             if given := self._replica.given(nonces):
-                self._write([Requeue(0, delivery, me) for delivery in given], self._nothing(), 0.0)
+                self._write([Requeue(0, delivery, me) for delivery in given], self._codec.nothing(0), 0.0)
         except RoqError as error:
             logger.warning("%s: a lease() that ended early may still be given a task: %s", self._log.name, error)
 
     # --- the log ------------------------------------------------------------------------------------------------------
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed(CLOSED)
-
-    def _nothing(self) -> Pop:
-        """A Pop that asks for nothing: it says whose request it ends."""
-        pop = self._codec.lease(1, 1, 0, 0)
-        return Pop(0, pop.instance, pop.nonce, 0, LEAST_MS)
 
     def _write(
         self, records: Sequence[Record], pop: Pop, patience_seconds: float | None = None, *, make_room: bool = True
@@ -454,17 +421,6 @@ class SharedQueue:
                 self._closing.wait(pause)
 
 
-_everywhere: weakref.WeakSet[SharedQueue] = weakref.WeakSet()
-
-
-def _forked() -> None:
-    for queue in list(_everywhere):
-        queue.forked()
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
 def _at_once(settlements: Sequence[Settlement]) -> int:
     """So many of these fit into an entry of any log."""
     return ERRORS_AT_ONCE if any(one.error for one in settlements) else SETTLED_AT_ONCE
@@ -474,8 +430,3 @@ def _chosen(ids: Sequence[str] | None) -> list[tuple[TaskKey, ...] | None]:
     """Dead letters as records name them, as they fit into entries."""
     keys = codec.chosen(ids)
     return [None] if keys is None else [keys[first : first + IDS_AT_ONCE] for first in range(0, len(keys), IDS_AT_ONCE)]
-
-
-def _payload(payload: Payload) -> bytes:
-    assert isinstance(payload, bytes)  # nothing is kept elsewhere here
-    return payload

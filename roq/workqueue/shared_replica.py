@@ -3,23 +3,20 @@
 Time is the log's: whatever writers say, the records of an entry have the time that the log gave it, so that hosts whose clocks
 differ agree on when a lease ends. What is appended may come into the log twice, or late; the effects of a request are those of
 its first coming. Snapshots are taken when much was folded since the last one, by whoever notices first.
-
-Whoever calls holds the queue's lock; the thread that takes snapshots takes it itself.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-import time
 from collections.abc import Sequence
-from threading import RLock, Thread
+from threading import RLock
 
 from roq.errors import AppendUnknown, RoqError, TemporaryError
 from roq.log.contract import LogEntry, SharedLog
 from roq.workqueue.fold import Effects
 from roq.workqueue.folded_log import FoldedLog
-from roq.workqueue.records import Pop, Record, Requeue, Tick, decode
+from roq.workqueue.records import Record, Requeue, Tick, decode
 from roq.workqueue.state import State
 
 REPLAY_BYTES = 4 * 1024 * 1024  # of log behind a snapshot before the next is taken: who opens the queue reads that much
@@ -28,7 +25,6 @@ SNAPSHOT_SHARE = 2  # a snapshot is taken when the log behind it is this many ti
 SPREAD = 0.3  # so that not all instances take it
 SKIP_ENTRIES = 10_000  # fewer are folded even where there is a snapshot
 RETRY_SECONDS = 10.0  # after a snapshot that failed
-EXPIRED_AT_ONCE = 1000
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +34,12 @@ class SharedReplica(FoldedLog[LogEntry]):
     seen yet."""
 
     def __init__(self, log: SharedLog, instance: int, lock: RLock, replay_bytes: int) -> None:
-        super().__init__(log, instance)
+        super().__init__(log, instance, lock)
         self.wanted: dict[int, list[Effects] | None] = {}
-        self.chore: Thread | None = None  # writes a snapshot
-        self._log, self._lock, self._replay_bytes = log, lock, replay_bytes
+        self._log, self._replay_bytes = log, replay_bytes
         self._behind = 0  # bytes folded since the newest snapshot
         self._behind_max = replay_bytes
         self._newest = 0  # position of the newest snapshot we know
-        self._snapshot_after = 0.0  # monotonic
         self._loaded = False
 
     def now(self) -> int:
@@ -65,11 +59,8 @@ class SharedReplica(FoldedLog[LogEntry]):
         # Who writes that a lease is over may be ahead of the log's clock; then it isn't, for anybody.
         return [Tick(0) if type(record) is Requeue and record.due > fold.clock else record for record in records]
 
-    def _sought(self, records: Sequence[Record]) -> int:
-        last = records[-1] if records else None
-        if type(last) is Pop and last.instance == self._instance and self.wanted.get(last.nonce, ()) is None:
-            return last.nonce
-        return 0
+    def _seeks(self, nonce: int) -> bool:
+        return self.wanted.get(nonce, ()) is None
 
     def _found(self, nonce: int, effects: list[Effects]) -> None:
         if nonce in self.wanted:  # a signal handler may have ended the wait
@@ -110,21 +101,12 @@ class SharedReplica(FoldedLog[LogEntry]):
             )
         return found
 
-    def given(self, nonces: set[int]) -> list[int]:
-        """Deliveries that these Pops of ours have."""
-        return self._given(nonces)
-
     # --- what is over -------------------------------------------------------------------------------------------------
 
     def over(self) -> list[Record]:
         """Records that end what is over by now, as far as this copy knows."""
-        now, due = self.now(), self.state.fold.next_due()
-        if due is None or due > now:
-            return []
-        self.consistent = False  # it takes leases out of line and puts them back
-        expired = self.state.fold.expired(now, EXPIRED_AT_ONCE)
-        self.consistent = True
-        return [*(Requeue(0, one.delivery, one.instance, one.due) for one in expired), Tick(0)]
+        expired = self._expired(self.now())
+        return [] if expired is None else [*(Requeue(0, one.delivery, one.instance, one.due) for one in expired), Tick(0)]
 
     # --- snapshots ----------------------------------------------------------------------------------------------------
 
@@ -135,12 +117,8 @@ class SharedReplica(FoldedLog[LogEntry]):
 
     def _look_at_length(self) -> None:
         """Begin a snapshot if much was folded since the last one."""
-        if self._behind < self._behind_max or time.monotonic() < self._snapshot_after:
-            return
-        if self.chore is None or not self.chore.is_alive():
-            self._snapshot_after = time.monotonic() + RETRY_SECONDS
-            self.chore = Thread(target=self._snapshot, name="roq-queue-snapshot", daemon=True)
-            self.chore.start()
+        if self._behind >= self._behind_max:
+            self._begin_chore(self._snapshot, RETRY_SECONDS)
 
     def make_room(self) -> bool:
         """The log is full: have a snapshot take the place of all its entries; whether there were any. Without the lock."""
@@ -148,7 +126,7 @@ class SharedReplica(FoldedLog[LogEntry]):
             with self._lock:
                 self.catch_up()
                 position = self.position
-            return self._log.newest_snapshot()[0] < position and self._keep()
+            return self._log.newest_snapshot()[0] < position and self._keep_now()
         except (RoqError, OSError) as error:
             logger.warning("%s is full, and takes no snapshot: %s", self._log.name, error)
             return False
@@ -161,17 +139,15 @@ class SharedReplica(FoldedLog[LogEntry]):
                 if newest > self._newest:  # of another, so what is behind it is unknown: at most what we folded since ours
                     self._plan(newest, size)
                     return
-            self._keep()
+            self._keep_now()
         except (RoqError, OSError) as error:
             logger.warning("%s: no snapshot was taken, will be tried again: %s", self._log.name, error)
 
-    def _keep(self) -> bool:
+    def _keep_now(self) -> bool:
         """Write a snapshot; whether it could be."""
         with self._lock:
             if not self.consistent:
                 return False
             position, data = self.position, self.state.dump()
-        self._log.snapshot(position, data)
-        with self._lock:
-            self._plan(position, len(data))
+        self._keep(position, data)
         return True

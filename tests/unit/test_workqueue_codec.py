@@ -82,7 +82,7 @@ def test_a_token_of_an_older_lease_is_answered_none() -> None:
     assert codec.put_id(push, state.apply(push)) == "0000000000000005-1"
     (delivered,) = state.apply(one.lease(1.0, 1, 0.0, 0))
     assert isinstance(delivered, TasksDelivered)
-    leased = codec.leased(delivered.handed[0], one.id, b"a")
+    (leased,) = codec.leased(delivered.handed, one.id, codec.inline)
     assert leased == LeasedTask("0000000000000005-1", "2.0.0000000000000005", b"a", 1, 0, 0, 1000)
 
     def answer(settlement: Settlement) -> str | None:

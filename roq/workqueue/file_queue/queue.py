@@ -19,11 +19,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from roq.errors import CallError, InvalidConfiguration
+from roq.errors import CallError
 from roq.runtime.files import DISK, FULL, storage_errors
 from roq.wire.task import ACK, REJECT, RELEASE, LeasedTask, NewTask, Settlement, Status, TaskState, TaskView
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.contract import Asked, RoundTrip, asked_for, check_lease, check_put
+from roq.workqueue.contract import Asked, RoundTrip, asked_for, check_lease, check_peek, check_put
 from roq.workqueue.file_queue import names
 from roq.workqueue.file_queue.aftermath import Aftermath, is_local
 from roq.workqueue.file_queue.candidates import Candidates
@@ -353,8 +353,7 @@ class FileQueue:
     def peek(self, state: TaskState, count: int) -> list[TaskView]:
         """The first tasks of a state."""
         check_open(closed=self._closed)
-        if count < 0:
-            raise InvalidConfiguration(f"count is at least 0, got {count}")
+        check_peek(count)
         with storage_errors(self.path):
             return self._snapshot.peek(self._look(), state, count)
 

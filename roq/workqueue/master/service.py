@@ -488,7 +488,7 @@ class MasterService:
             if type(effect) is RecordRefused:
                 raise CallError("this instance of a client was declared dead, or asks again too late: open the queue again")
             if type(effect) is TasksDelivered:
-                tasks += codec.leased_all(effect, self._payload)
+                tasks += codec.leased(effect.handed, effect.instance, self._payload)
         leases = wire.Leases(settled, tasks, pop.now - asked, self.shards)
         self.waiting.tell(peer, id, (pop.instance, -pop.nonce), 0, leases)
 

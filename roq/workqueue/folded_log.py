@@ -30,6 +30,7 @@ from roq.workqueue.state import State
 
 EXPIRED_AT_ONCE = 1000
 CLOSED = "the work queue was closed"
+OUTCOME_UNKNOWN = "whether this call took effect is unknown; look before you repeat it"
 EntryT = TypeVar("EntryT")
 
 

@@ -20,7 +20,7 @@ from roq.log.local.locks import Lives
 from roq.log.local.publication import UNKNOWN
 from roq.wire.decoding import UNDECODABLE
 from roq.workqueue.fold import Effects
-from roq.workqueue.folded_log import NOTHING, CommandAnswer, FoldedLog, answer_of
+from roq.workqueue.folded_log import NOTHING, OUTCOME_UNKNOWN, CommandAnswer, FoldedLog, answer_of
 from roq.workqueue.records import Cancel, InstanceDead, Pop, Record, Requeue, Tick, decode, encode
 from roq.workqueue.state import State
 
@@ -127,7 +127,7 @@ class Replica(FoldedLog[bytes]):
             while self.position < end:
                 effects += self._fold(start, end)
             if len(effects) != len(entries):
-                raise TemporaryError("this process was away for so long that what this call did can't be told any more")
+                raise TemporaryError(f"{OUTCOME_UNKNOWN}: the log was trimmed past its entry before this process read it")
         self._look_at_length()
         return effects
 
@@ -166,7 +166,7 @@ class Replica(FoldedLog[bytes]):
         self.outcome = nonce, effects
 
     def find(self, records: Sequence[Record]) -> CommandAnswer | None:
-        """The answer to a request that was sought, None: nobody wrote it until now. Raises TemporaryError (can't be told)."""
+        """The answer to a request that was sought, None: nobody wrote it until now. Raises TemporaryError (unknown)."""
         self.catch_up()
         pop = records[-1]
         assert type(pop) is Pop
@@ -174,7 +174,7 @@ class Replica(FoldedLog[bytes]):
             return answer_of(records, self.outcome[1])
         me = self.state.fold.instances.known.get(pop.instance)
         if len(records) > 1 and me is not None and me.knows(pop.nonce):
-            raise TemporaryError("what became of this call is in a snapshot and can't be told any more")
+            raise TemporaryError(f"{OUTCOME_UNKNOWN}: a snapshot has taken the place of its entry in the log")
         return None
 
     def give_back(self, nonces: set[int]) -> None:
@@ -212,7 +212,9 @@ class Replica(FoldedLog[bytes]):
                 self._lives.begin(self._instance)
                 self._living = True
             except OSError as error:
-                logger.warning("%s: can't tell others that this process lives: %s", self.log.folder, error)
+                logger.warning(
+                    "%s: this process is not registered as alive, its leases end by time only: %s", self.log.folder, error
+                )
 
     def end_life(self) -> None:
         """We close in good order."""

@@ -15,7 +15,7 @@ from threading import RLock
 from roq.errors import AppendUnknown, RoqError, TemporaryError
 from roq.log.contract import LogEntry, SharedLog
 from roq.workqueue.fold import Effects
-from roq.workqueue.folded_log import FoldedLog
+from roq.workqueue.folded_log import OUTCOME_UNKNOWN, FoldedLog
 from roq.workqueue.records import Record, Requeue, Tick, decode
 from roq.workqueue.state import State
 
@@ -97,7 +97,7 @@ class SharedReplica(FoldedLog[LogEntry]):
         found = self.wanted[nonce]
         if found is None:
             raise TemporaryError(
-                "this process was away for so long, or its server lost so much, that what this call did can't be told any more"
+                f"{OUTCOME_UNKNOWN}: the log was trimmed past its entry before this process read it, or the server lost it"
             )
         return found
 

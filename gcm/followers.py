@@ -3,7 +3,6 @@ nor is a host that has not come back when a term begins. Not covered: what becom
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -23,7 +22,6 @@ RESTART_SECONDS = 10.0  # a live host may take so long to restart its store
 JOIN_SECONDS = 1.0  # others may join at the same time: their shares are moved together
 STORE = str(ProcessKind.STORE)
 T = TypeVar("T", bound=msgspec.Struct)
-log = logging.getLogger(__name__)
 
 
 def endpoints(cluster: ClusterState) -> dict[str, str]:

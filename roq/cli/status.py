@@ -17,7 +17,6 @@ from roq.client.overview import ExchangeRow, HostRow, Overview, QueueRow, WorkQu
 from roq.client.rolling import RollingOverview, read_cluster
 from roq.runtime.log_output import visible
 
-FOR_EVER = 0
 ID_SHOWN = 8  # characters of an Exchange's id: enough to name it in a command; --json has all
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Sequence
-from typing import TypeVar
 
 import msgspec
 
@@ -39,7 +38,6 @@ ASKED_PER_LOOK = 128
 ASKED_AT_ONCE = 32
 WORK_SECONDS = 3 * MASTER_SECONDS  # for the masters of all work queues: of those that hang the rest is not asked
 NOT_YET = "not asked yet"
-T = TypeVar("T")
 
 
 class RollingOverview:

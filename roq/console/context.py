@@ -74,11 +74,6 @@ class Visit(NamedTuple):
         if self.person.card is not None:
             rights.for_names(rights.GCM)(self.person.card, request)
 
-    def may_at_host(self, request: msgspec.Struct) -> None:
-        """The same of an HCM."""
-        if self.person.card is not None:
-            rights.for_names(rights.HCM)(self.person.card, request)
-
     def may_at_monitor(self, queue: str, request: Any) -> None:
         """The same of a queue's Monitor."""
         if self.person.card is not None:

@@ -15,7 +15,6 @@ from enum import StrEnum
 
 from roq.wire.zookeeper import EventType
 
-TICKS_MIN, TICKS_MAX = 2, 20  # of a session's time-out, unless it is configured
 LATE_TICKS_MAX = 2  # there is a look in every tick: if nothing was called for longer, the coordinator stood still
 Firing = tuple[int, EventType, str]  # watcher, what happened, path
 

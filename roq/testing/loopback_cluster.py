@@ -21,7 +21,6 @@ from roq.tools.local import leftovers
 from roq.tools.local.cluster import HCM_PORT, JAVA, LocalCluster
 
 T = TypeVar("T")
-CALL_SECONDS = 90.0
 PROGRAMS = ("roq-gcm", "roq-hcm", "roq-fork-server", "roq-monitor", "roq-exchange", "roq-scaling", "roq-store", "roq-master")
 DAEMONS, CHILDREN = PROGRAMS[:3], PROGRAMS[3:]
 

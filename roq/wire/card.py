@@ -24,7 +24,6 @@ from roq.wire.limits import PROPERTIES_BYTES_MAX
 S = TypeVar("S", bound=msgspec.Struct)
 CARD_PROPERTY = b"x-roq-card"
 CLOCK_SECONDS = 300.0  # clocks may differ by so much
-SIGNATURE_BYTES = 64
 GRANTS_MAX = 100  # of one card: it is sent with every connection
 PUBLISH_RATE_MIN = 100_000  # bytes per second: with less, what has been read already would take many seconds
 

@@ -10,7 +10,6 @@ tasks that nobody takes are given back. Not covered: what the calls mean (queue.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,7 +21,6 @@ from roq.wire.task import LeasedTask
 from roq.workqueue.contract import LEASE_COUNT_MAX, RoundTrip
 from roq.workqueue.lease_keeper import Settlements
 
-logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 Result = TypeVar("Result")
@@ -171,7 +169,6 @@ def _copied(error: RoqError) -> RoqError:
     return copy
 
 
-GiveBack = Callable[[list[LeasedTask[bytes]]], None]
 LeaseCall = Callable[[float, int, float, Settlements], RoundTrip]  # seconds, count, wait_seconds, settle: blocking
 
 

@@ -14,7 +14,7 @@ import pytest
 from roq.errors import Closed
 from roq.log.local import LocalLog
 from roq.log.local.publication import ANSWER_MAX, HEAD_BYTES, LONG_ROUND_SECONDS, PLACE_BYTES, PLACES, UNKNOWN, PublicationList
-from roq.log.local.shared import COOKIE_WORD
+from roq.log.local.shared import Word
 
 
 class Folder:
@@ -162,7 +162,7 @@ def test_a_list_of_another_boot_or_log_is_empty(folder: Folder) -> None:
     first = folder.publications()
     first.publish(b"long ago")
     folder.dies(first)
-    first._mapped.words[COOKIE_WORD] += 1
+    first._mapped.words[Word.COOKIE] += 1
     second = folder.publications()
     assert second.count() == 0
     assert second.begin()

@@ -26,7 +26,6 @@ from pathlib import Path
 MAGIC = 0x0001_474F_4C51_4F52  # "ROQLOG", version 1
 WORD = 8
 IDENTITY_WORDS = 5  # magic, boot, device, inode, cookie
-COOKIE_WORD = 4
 HEADER_BYTES = 4096
 LISTEN_SECONDS = 1.0  # a waiter looks again at least this often, whatever happened to its wake-up
 NANOS = 1_000_000

@@ -46,7 +46,6 @@ _file_header = Struct("<4sIQQ")
 _batch_header = Struct("<IIQI")
 _crc = Struct("<I")
 BATCH_HEADER_BYTES = _batch_header.size + _crc.size
-FILE_HEADER_BYTES = _file_header.size + _crc.size
 
 
 class JournalWrite(NamedTuple):

@@ -20,7 +20,6 @@ from roq.runtime.sockets import PROBE_SECONDS, PROBES, QUIET_SECONDS
 from roq.tools.simulation.loop import PROCESS, Fate, Process, SimulatedLoop
 
 DELAY_SECONDS = 0.0002, 0.001  # least and most of one way, in a quiet network
-HANDSHAKE_SECONDS = 127.0  # of a SYN that nobody answers, as Linux has it
 KERNEL_BYTES = 64 * 1024  # of one way, on both machines together: few, so that readers that stop are felt
 WRITE_BUFFER_BYTES = 64 * 1024  # unless a transport is told another limit
 

@@ -10,16 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack
-from types import TracebackType
 
 from roq.client.cluster import Cluster
 from roq.errors import MessagesLost, RoqError
-from roq.pubsub.publisher import Publisher
 from roq.pubsub.subscriber import Subscriber
 from roq.tools.bench.load import Pace
 from roq.tools.chaos.edn import EdnHistory, OperationType
 from roq.tools.chaos.history import STAMP, GapReported, Sent, SubscriberHistory
+from roq.tools.chaos.loads import ClientsLoad
 
 TICK_SECONDS = 0.005  # a publisher looks this often what is due
 FLUSH_EVERY_SECONDS = 0.5
@@ -29,60 +27,43 @@ POLL_SECONDS = 0.5  # arrivals of so long are one operation in a history
 IDLE_SECONDS = 12.0  # with nothing more coming, what is missing is lost; longer than a held path plus a watermark's period
 
 
-class PubSubLoad:
+class PubSubLoad(ClientsLoad):
     """See loads.ChaosLoad. One queue, which is there."""
 
     def __init__(
         self, client: Cluster, history: EdnHistory, queue: str, *, publishers: int, subscribers: int, rate: float, size: int
     ) -> None:
+        super().__init__("publisher")
         self._queue, self._history = queue, history
         self._complete = False  # the drain came to its end: what is missing then will not come
         self.heard = [SubscriberHistory(publishers) for _ in range(subscribers)]
-        self.failures: list[str] = []
         self.started = 0.0  # monotonic seconds
         self._rate, self._size = rate, max(size, STAMP.size)
-        self._publishers: list[Publisher] = [client.publisher(queue) for _ in range(publishers)]
+        self._publishers = [client.publisher(queue) for _ in range(publishers)]
         self._subscribers: list[Subscriber] = [
             client.subscriber(queue, "chaos.>", on_lost=self._teller(heard)) for heard in self.heard
         ]
         self._indexes = {publisher.id: index for index, publisher in enumerate(self._publishers)}
         self._published = [0] * publishers
         self._acked = [0] * publishers
-        self._stop = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._publishing: list[asyncio.Task[None]] = []
-        self._open = AsyncExitStack()
 
     async def __aenter__(self) -> PubSubLoad:
         try:
             for subscriber in self._subscribers:
                 await self._open.enter_async_context(subscriber)
-            for publisher in self._publishers:
+            for at, publisher in enumerate(self._publishers):
                 await publisher.open()
-                self._open.push_async_callback(self._close, publisher)
+                self._open.push_async_callback(self._close, at)
         except BaseException:
             await self._open.aclose()
             raise
         self.started = time.monotonic()
-        self._tasks = [asyncio.create_task(self._receive(at)) for at in range(len(self._subscribers))]
-        self._tasks += [asyncio.create_task(self._flush_often(at)) for at in range(len(self._publishers))]
+        self._following = [asyncio.create_task(self._receive(at)) for at in range(len(self._subscribers))]
+        self._following += [asyncio.create_task(self._flush_often(at)) for at in range(len(self._publishers))]
         if self._history.written:
-            self._tasks += [asyncio.create_task(self._write_often(at)) for at in range(len(self._subscribers))]
-        self._publishing = [asyncio.create_task(self._publish(at)) for at in range(len(self._publishers))]
+            self._following += [asyncio.create_task(self._write_often(at)) for at in range(len(self._subscribers))]
+        self._producing = [asyncio.create_task(self._publish(at)) for at in range(len(self._publishers))]
         return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        tasks = [*self._tasks, *self._publishing]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._open.aclose()
-
-    async def _close(self, publisher: Publisher) -> None:
-        try:
-            await publisher.close()
-        except RoqError as error:
-            self._failed(f"publisher {self._indexes[publisher.id]} closing", error)
 
     def sent(self) -> list[Sent]:
         """What each publisher has done so far."""
@@ -90,8 +71,7 @@ class PubSubLoad:
 
     def unhealthy(self) -> list[str]:
         """Clients that are not ready now."""
-        named = [(f"publisher {at}", one.health()) for at, one in enumerate(self._publishers)]
-        found = [f"{name}: {', '.join(health.problems)}" for name, health in named if not health.ready]
+        found = super().unhealthy()
         for at, subscriber in enumerate(self._subscribers):
             health = subscriber.health()
             if not health.ready:
@@ -104,11 +84,11 @@ class PubSubLoad:
         publisher, padding, topic = self._publishers[at], bytes(self._size - STAMP.size), f"chaos.p{at}"
         pace = Pace(self._rate, 0, time.monotonic_ns())
         try:
-            while not self._stop.is_set():
+            while not self._ending.is_set():
                 for _ in range(pace.due(time.monotonic_ns())):
                     self._published[at] += 1
                     await publisher.publish(topic, STAMP.pack(at, self._published[at]) + padding)
-                    if self._stop.is_set():
+                    if self._ending.is_set():
                         return
                 await asyncio.sleep(TICK_SECONDS)
         except RoqError as error:
@@ -161,15 +141,12 @@ class PubSubLoad:
 
         return tell
 
-    def _failed(self, who: str, error: RoqError) -> None:
-        self.failures.append(f"{who}: {type(error).__name__}: {error}")
-
     # --- the end --------------------------------------------------------------------------------------------------------
 
     async def stop(self, timeout_seconds: float) -> None:
         """See loads.ChaosLoad."""
-        self._stop.set()
-        _, late = await asyncio.wait(self._publishing, timeout=timeout_seconds)
+        self._ending.set()
+        _, late = await asyncio.wait(self._producing, timeout=timeout_seconds)
         for task in late:
             task.cancel()
         if late:

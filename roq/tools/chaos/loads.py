@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
 import roq
 from roq.client.cluster import Cluster
 from roq.errors import RoqError
+from roq.pubsub.publisher import Publisher
 from roq.tools.chaos.edn import EdnHistory, OperationType
 from roq.tools.chaos.verdict import LoadVerdict
 from roq.tools.chaos.worker import WorkerEvent, WorkerEventKind
@@ -64,6 +66,43 @@ class JudgedLoad(ChaosLoad, Protocol):
 
     def verdict(self) -> LoadVerdict:
         """What became of it all. After `drain`, and when the workers have ended."""
+
+
+class ClientsLoad:
+    """What loads with clients in this process are built on. `_producing`: tasks that hand over until `_ending`; `_following`:
+    tasks that go on until the load is left; `_open`: what is closed then; publishers: what they are called."""
+
+    def __init__(self, publishers: str = "") -> None:
+        self.failures: list[str] = []
+        self._called = publishers
+        self._publishers: list[Publisher] = []
+        self._ending = asyncio.Event()
+        self._producing: list[asyncio.Task[None]] = []
+        self._following: list[asyncio.Task[None]] = []
+        self._open = AsyncExitStack()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._ending.set()
+        tasks = [*self._producing, *self._following]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._open.aclose()
+
+    async def _close(self, at: int) -> None:
+        """The publisher with this number; one that can't be is a failure."""
+        try:
+            await self._publishers[at].close()
+        except RoqError as error:
+            self._failed(f"{self._called} {at} closing", error)
+
+    def _failed(self, who: str, error: RoqError) -> None:
+        self.failures.append(f"{who}: {type(error).__name__}: {error}")
+
+    def unhealthy(self) -> list[str]:
+        """Publishers that are not ready now; whoever works on a work queue tries again."""
+        named = [(f"{self._called} {at}", one.health()) for at, one in enumerate(self._publishers)]
+        return [f"{name}: {', '.join(health.problems)}" for name, health in named if not health.ready]
 
 
 async def end_tasks(tasks: list[asyncio.Task[None]], timeout_seconds: float) -> list[str]:

@@ -12,19 +12,16 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from random import Random
-from types import TracebackType
 
 import msgspec
 
 import roq
 from roq.errors import DurableTaken, MessagesLost, RoqError, TemporaryError
-from roq.pubsub.publisher import Publisher
 from roq.tools.chaos.edn import OperationType
 from roq.tools.chaos.history import GapReported, Sent, SubscriberHistory
 from roq.tools.chaos.ledger import LeaseLedger
-from roq.tools.chaos.loads import AGAIN_SECONDS, LoadContext, await_empty, end_tasks, is_empty, write_event
+from roq.tools.chaos.loads import AGAIN_SECONDS, ClientsLoad, LoadContext, await_empty, end_tasks, is_empty, write_event
 from roq.tools.chaos.schedule import LoadKind
 from roq.tools.chaos.verdict import EXAMPLES, LoadVerdict, Numbers, arrivals, count, decide, judge, ranges_text
 from roq.tools.chaos.worker import WorkerEvent, WorkerPlan, message_payload, message_topic
@@ -117,22 +114,17 @@ class RecordedFindings(msgspec.Struct):
     durable_ended: bool = False
 
 
-class RecordedLoad:
+class RecordedLoad(ClientsLoad):
     """See loads.ChaosLoad."""
 
     def __init__(self, context: LoadContext) -> None:
+        super().__init__("recorded publisher")
         self._context = context
         self._address = f"roq://{context.zookeeper}/{RECORDED}@{GROUP}"
         self._published, self._stored = [0] * PUBLISHERS, [0] * PUBLISHERS
         self.ledger = LeaseLedger(self._handed_over, ordered=True, clocks_move=context.clocks_move)
-        self.failures: list[str] = []
         self._findings = RecordedFindings([], DurableCounts([Numbers() for _ in range(PUBLISHERS)]))
-        self._publishers: list[Publisher] = []
-        self._ending = asyncio.Event()  # publishers stop
         self._drained = asyncio.Event()  # the durable subscriber goes to the end
-        self._publishing: list[asyncio.Task[None]] = []
-        self._reading: list[asyncio.Task[None]] = []
-        self._open = AsyncExitStack()
 
     async def __aenter__(self) -> RecordedLoad:
         client = self._context.client
@@ -141,34 +133,14 @@ class RecordedLoad:
             await client.create_exchange(RECORDED)
         await client.create_group(RECORDED, GROUP, order="topic", standbys=1)
         for at in range(PUBLISHERS):
-            publisher = await client.publisher(RECORDED, confirm="stored").open()
-            self._open.push_async_callback(self._close, publisher)
-            self._publishers.append(publisher)
-            self._publishing.append(asyncio.create_task(self._publish(at), name=f"recorded publisher {at}"))
-        self._reading.append(asyncio.create_task(self._read_durable(), name="durable subscriber"))
+            self._publishers.append(await client.publisher(RECORDED, confirm="stored").open())
+            self._open.push_async_callback(self._close, at)
+            self._producing.append(asyncio.create_task(self._publish(at), name=f"recorded publisher {at}"))
+        self._following.append(asyncio.create_task(self._read_durable(), name="durable subscriber"))
         for number in range(1, MEMBERS + 1):
             plan = WorkerPlan(self._address, f"groups/{number}", self._context.seed * 1000 + 500 + number * 100, messages=True)
             self._context.pool.add(plan, self._hear)
         return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._ending.set()
-        tasks = [*self._publishing, *self._reading]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._open.aclose()
-
-    async def _close(self, publisher: Publisher) -> None:
-        try:
-            await publisher.close()
-        except RoqError as error:
-            self.failures.append(f"recorded publisher closing: {type(error).__name__}: {error}")
-
-    def unhealthy(self) -> list[str]:
-        """Publishers that are not ready now."""
-        named = [(f"recorded publisher {at}", one.health()) for at, one in enumerate(self._publishers)]
-        return [f"{name}: {', '.join(health.problems)}" for name, health in named if not health.ready]
 
     def _handed_over(self, publisher: int) -> int:
         return self._published[publisher] if publisher < PUBLISHERS else 0
@@ -267,27 +239,27 @@ class RecordedLoad:
     async def stop(self, timeout_seconds: float) -> None:
         """See loads.ChaosLoad."""
         self._ending.set()
-        self.failures += await end_tasks(self._publishing, timeout_seconds)
+        self.failures += await end_tasks(self._producing, timeout_seconds)
         for at, publisher in enumerate(self._publishers):
             published = self._published[at]
             try:
                 await publisher.flush(timeout_seconds)
                 self._stored[at] = published
             except RoqError as error:
-                self.failures.append(f"recorded publisher {at}: the last flush() failed: {type(error).__name__}: {error}")
+                self._failed(f"recorded publisher {at}: the last flush() failed", error)
 
     async def drain(self, timeout_seconds: float) -> None:
         """See loads.ChaosLoad."""
         self._drained.set()
-        self._reading.append(asyncio.create_task(self._read_tape(), name="tape reader"))
+        self._following.append(asyncio.create_task(self._read_tape(), name="tape reader"))
         until = time.monotonic() + timeout_seconds
 
         def nothing_missing() -> bool:
             return not any(self.ledger.undone(at, 1, stored) for at, stored in enumerate(self._stored))
 
         self._findings.status = await await_empty(self._address, timeout_seconds, nothing_missing, group=True)
-        await asyncio.wait(self._reading, timeout=max(0.0, until - time.monotonic()))
-        for task in self._reading:
+        await asyncio.wait(self._following, timeout=max(0.0, until - time.monotonic()))
+        for task in self._following:
             if task.done() and (error := task.exception()) is not None:
                 self.failures.append(f"{task.get_name()}: {type(error).__name__}: {error}")
 

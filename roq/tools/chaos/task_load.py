@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
 from random import Random
-from types import TracebackType
 
 import roq
 from roq.errors import TemporaryError
 from roq.tools.chaos.edn import OperationType
 from roq.tools.chaos.ledger import LeaseLedger
-from roq.tools.chaos.loads import AGAIN_SECONDS, LoadContext, await_empty, end_tasks, is_empty, write_event
+from roq.tools.chaos.loads import AGAIN_SECONDS, ClientsLoad, LoadContext, await_empty, end_tasks, is_empty, write_event
 from roq.tools.chaos.promises import count_violations
 from roq.tools.chaos.schedule import LoadKind
 from roq.tools.chaos.verdict import LoadVerdict, Numbers, count, decide, ranges_text
@@ -30,26 +28,23 @@ DELAYED_SHARE, DELAY_SECONDS, URGENT_SHARE = 0.1, 0.5, 0.2
 STANDBYS, WRITE_QUORUM, ACK_QUORUM = 1, 3, 2
 
 
-class WorkQueueLoad:
+class WorkQueueLoad(ClientsLoad):
     """See loads.ChaosLoad."""
 
     def __init__(self, context: LoadContext) -> None:
+        super().__init__()
         self._context = context
         self._address = f"roq://{context.zookeeper}/{WORK_QUEUE}"
         self._handed_over = 0
         self._confirmed = Numbers()
         self.ledger = LeaseLedger(lambda _: self._handed_over, clocks_move=context.clocks_move)
-        self.failures: list[str] = []
         self._status: roq.Status | None = None
-        self._ending = asyncio.Event()
-        self._producers: list[asyncio.Task[None]] = []
-        self._open = AsyncExitStack()
 
     async def __aenter__(self) -> WorkQueueLoad:
         admin = self._context.client
         await admin.create_work_queue(WORK_QUEUE, write_quorum=WRITE_QUORUM, ack_quorum=ACK_QUORUM, standbys=STANDBYS)
         queue = await self._open.enter_async_context(roq.open_queue(self._address, patience_seconds=PATIENCE_SECONDS))
-        self._producers = [
+        self._producing = [
             asyncio.create_task(self._produce(queue, f"producer {number}", number), name=f"producer {number}")
             for number in range(1, PRODUCERS + 1)
         ]
@@ -57,17 +52,6 @@ class WorkQueueLoad:
             plan = WorkerPlan(self._address, f"tasks/{number}", self._context.seed * 1000 + number * 100)
             self._context.pool.add(plan, self._hear)
         return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._ending.set()
-        for task in self._producers:
-            task.cancel()
-        await asyncio.gather(*self._producers, return_exceptions=True)
-        await self._open.aclose()
-
-    def unhealthy(self) -> list[str]:
-        """None: whoever waits for a queue tries again."""
-        return []
 
     def _hear(self, event: WorkerEvent) -> None:
         self.ledger.take(event)
@@ -101,7 +85,7 @@ class WorkQueueLoad:
     async def stop(self, timeout_seconds: float) -> None:
         """See loads.ChaosLoad."""
         self._ending.set()
-        self.failures += await end_tasks(self._producers, timeout_seconds)
+        self.failures += await end_tasks(self._producing, timeout_seconds)
 
     async def drain(self, timeout_seconds: float) -> None:
         """See loads.ChaosLoad."""

@@ -227,7 +227,7 @@ class Fold:
         key = (record.producer, record.sequence)
         use = self.producers.use(record.producer, record.sequence, self.clock)
         if use is not Use.NEW:
-            return self._again(record, use)
+            return (RecordRefused() if use is Use.FORGOTTEN else Known(self.known_key(record.dedup_key) or key),)
         if record.dedup_key and (same := self._same(record.dedup_key, key)) is not None:
             dropped = (Dropped(record.payload),) if isinstance(record.payload, BlobRef) else ()
             return (Known(same), *dropped)
@@ -283,8 +283,8 @@ class Fold:
         return first
 
     def _go_on_behind(self, task: StoredTask) -> None:
-        """A message of an ordered group is done, dead or no more: the next of its topic is ready."""
-        if (following := self.topics.go_on(task.topic)) is not None:
+        """A task is done, dead or no more: if it is of an ordered group, the next of its topic is ready."""
+        if task.ordered and (following := self.topics.go_on(task.topic)) is not None:
             self._be_ready(following)
 
     def stand_behind(self, behind: list[StoredTask]) -> None:
@@ -293,14 +293,8 @@ class Fold:
         for task in tasks:
             self._is_first(task)
         for task in self.ready:
-            if task.expires:
-                self._expires(task)
+            self._expires(task)
         self.fed_bytes = sum(map(_fed_bytes, chain(tasks, self.dead.values())))
-
-    def _again(self, record: Push, use: Use) -> Effects:
-        if use is Use.FORGOTTEN:
-            return (RecordRefused(),)
-        return (Known(self.known_key(record.dedup_key) or (record.producer, record.sequence)),)
 
     def _over(self) -> int:
         """Deduplication keys that were first used then, or earlier, stand for nothing any more."""
@@ -347,16 +341,16 @@ class Fold:
         for task in self.expiring.over(clock):
             self._lapse(task)
             self.ready.drop(task)
-            if task.ordered:
-                self._go_on_behind(task)
+            self._go_on_behind(task)
         self.topics.clear_away()
         due = self._next_by_time()
         self._next = NEVER if due is None else due
 
     def _expires(self, task: StoredTask) -> None:
-        """It is ready from now on, and has an end."""
-        self.expiring.add(task)
-        self._next = min(self._next, task.expires)
+        """It is ready from now on, and may have an end."""
+        if task.expires:
+            self.expiring.add(task)
+            self._next = min(self._next, task.expires)
 
     def _lapse(self, task: StoredTask) -> None:
         """Its time is over, and it is nowhere any more."""
@@ -372,14 +366,12 @@ class Fold:
             self._be_ready(task)
             return
         self._lapse(task)
-        if task.ordered:
-            self._go_on_behind(task)
+        self._go_on_behind(task)
 
     def _be_ready(self, task: StoredTask) -> None:
         """One of any age."""
         self.ready.put_back(task)
-        if task.expires:
-            self._expires(task)
+        self._expires(task)
 
     # --- tasks go to Pops ---------------------------------------------------------------------------------------------
 
@@ -387,16 +379,11 @@ class Fold:
         """Nothing at all where no task is ready: whether the Pop waits is not for the fold to say."""
         use = self.instances.use(record.instance, record.nonce, self.clock)
         if use is not Use.NEW:
-            return self._pop_again(record.instance, record.nonce, use)
+            return (RecordRefused() if use is Use.FORGOTTEN else self.held_by(record.instance, record.nonce),)
         if self.ready.count and record.count > 0:
             count = 1 if record.count == 1 else min(record.count, self.ready.count, 1 << POP_SHIFT)
             return (self.hand(record.instance, record.nonce, self.position, record.lease_ms, count),)
         return ()
-
-    def _pop_again(self, instance: int, nonce: int, use: Use) -> Effects:
-        if use is Use.FORGOTTEN:
-            return (RecordRefused(),)
-        return (self.held_by(instance, nonce),)
 
     def held_by(self, instance: int, nonce: int) -> TasksDelivered:
         """What a Pop was given and still has."""
@@ -455,8 +442,7 @@ class Fold:
         self.completed += 1
         if task.topic:
             self.fed_bytes -= _fed_bytes(task)
-            if task.ordered:
-                self._go_on_behind(task)
+            self._go_on_behind(task)
 
     def lost(self, deliveries: Sequence[tuple[int, int]]) -> list[int]:
         """Places of the deliveries that are over."""
@@ -525,8 +511,7 @@ class Fold:
 
     def _bury(self, task: StoredTask) -> None:
         self.dead[task.producer, task.sequence] = task
-        if task.ordered:
-            self._go_on_behind(task)
+        self._go_on_behind(task)
 
     def _instance_dead(self, record: InstanceDead) -> Effects:
         self.instances.of(record.instance, self.clock).ended = True
@@ -586,8 +571,7 @@ class Fold:
         ready = [task for task in tasks if not self._is_over(task) and self._is_first(task)]
         self.ready.fill(ready)
         for task in ready:
-            if task.expires:
-                self._expires(task)
+            self._expires(task)
         return (TasksChanged(len(tasks)),)
 
     def _remove_dead(self, record: RemoveDead) -> Effects:

@@ -160,7 +160,7 @@ def silent_are_waited_for(one: SubscriberRecord, now: float) -> bool:
 @pytest.mark.parametrize(
     ("place", "rule", "without", "steps", "harm"),
     [
-        (Membership, "_newcomers_served", everybody_is_known, NEW_PUBLISHER, "can't get"),
+        (Membership, "all_back", everybody_is_known, NEW_PUBLISHER, "can't get"),
         (Membership, "waits", former_lives_are_forgotten, FORMER_EXCHANGE, "told that it is ready"),
         (SubscriberRecord, "waited_for", silent_are_waited_for, DEAD_SUBSCRIBER, "waits for the dead"),
     ],

@@ -161,7 +161,7 @@ class Membership:
         IncompatibleVersion."""
         self._started = self._started or now
         self._check_fences(request, now)
-        if not request.path and not self._newcomers_served(now):
+        if not request.path and not self.all_back(now):
             raise NotReady("this Monitor has taken over: not every subscriber may have come back to it yet")
         here = self.exchanges.get(request.exchange) if request.path else None
         if request.path and (here is None or request.token != here.address.token):
@@ -323,7 +323,7 @@ class Membership:
 
     def understood(self, now: float) -> int:
         """What every subscriber understands; 0 while some of another Monitor may not have come back."""
-        return min(self._behind.values(), default=wire.PROTOCOL) if self._newcomers_served(now) else 0
+        return min(self._behind.values(), default=wire.PROTOCOL) if self.all_back(now) else 0
 
     def join_subscriber(self, request: wire.JoinSubscriber, peer: bytes, now: float) -> wire.SubscriberWelcome:
         """Note a subscriber; it is ready when it has proved its attachments. Raises NotReady while publishers move,
@@ -561,23 +561,16 @@ class Membership:
         young = self._begun is not None and now - self._begun < NEWCOMER_SECONDS
         return (*self.former.left(now), *(("Exchanges that may not have reported to the new Monitor yet",) if young else ()))
 
-    def _newcomers_served(self, now: float) -> bool:
-        """Whether a new publisher may begin: nobody who subscribed before would miss it without knowing."""
-        if self._begun is None or self._expected.all_in(self.subscribers):
-            return True
-        return now - self._begun >= NEWCOMER_SECONDS and not self._expected.awaited(self.subscribers, now)
-
-    def _members_known(self, now: float) -> bool:
-        """Whether the subscribers that were there before this Monitor have had time to come back."""
-        if self._begun is None or self._expected.all_in(self.subscribers):
-            return True
-        if self._expected.awaited(self.subscribers, now):
-            return False
-        return now - self._begun >= (REJOIN_SECONDS if self.subscribers else NOBODY_SECONDS)
-
     def all_back(self, now: float) -> bool:
-        """Whether every subscriber of the time before this Monitor has come back, or is not waited for any more."""
-        return self._newcomers_served(now)
+        """Whether every subscriber of the time before this Monitor has come back, or is not waited for any more. Then a new
+        publisher may begin: nobody who subscribed before would miss it without knowing."""
+        return self._back_within(NEWCOMER_SECONDS, now)
+
+    def _back_within(self, seconds: float, now: float) -> bool:
+        """Whether they are all back, or have had so many seconds and none that lives is awaited."""
+        if self._begun is None or self._expected.all_in(self.subscribers):
+            return True
+        return now - self._begun >= seconds and not self._expected.awaited(self.subscribers, now)
 
     def expect(self, named: Named, now: float) -> None:
         """A Monitor before this one names the subscribers it had."""
@@ -591,7 +584,7 @@ class Membership:
         """For the Monitor that follows: the subscribers that had been told that they are ready. Not all that there may be, as
         long as those of the Monitor before this one may still come back."""
         ready = {id: one for id, one in self.subscribers.items() if one.ready or one.told or one.returning}
-        return Named({id: now - one.last_report for id, one in ready.items()}, self._newcomers_served(now))
+        return Named({id: now - one.last_report for id, one in ready.items()}, self.all_back(now))
 
     def _relocations(self, now: float) -> list[Instruction]:
         """Tell those who are to move, unless a subscriber is just joining, or is about to."""
@@ -638,7 +631,8 @@ class Membership:
         """Whether this Exchange may take publishers: it lives, the Monitor hears it, and nobody is waited for any more. One
         that is dead or frozen is not, nor for ever one that reads nothing although others do: it is not ready then, and sees
         from the numbers what it missed. Nor, for ever, are those that join one after the other."""
-        if now - exchange.last_report > EXCHANGE_SILENT_SECONDS or not self._members_known(now) or not exchange.heard:
+        known = self._back_within(REJOIN_SECONDS if self.subscribers else NOBODY_SECONDS, now)
+        if now - exchange.last_report > EXCHANGE_SILENT_SECONDS or not known or not exchange.heard:
             return False
         subscribers, token = self.subscribers.values(), exchange.address.token
         missing = [one for one in subscribers if token not in one.attached and one.waited_for(now)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
@@ -74,15 +74,7 @@ class EventStream(Response):
         """ASGI."""
         async with contextlib.aclosing(self._pieces):
             with self._streams.one():
-                tasks = {asyncio.create_task(self._write(send)), asyncio.create_task(_gone(receive))}
-                try:
-                    ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    for task in tasks:
-                        task.cancel()
-                    await asyncio.gather(*tasks, return_exceptions=True)
-                for task in ended:
-                    task.result()
+                await until_first(self._write(send), _gone(receive))
 
     async def _write(self, send: Send) -> None:
         first = await anext(self._pieces)
@@ -100,6 +92,19 @@ class EventStream(Response):
 async def _send(send: Send, piece: bytes) -> None:
     async with asyncio.timeout(WRITE_SECONDS):
         await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+
+async def until_first(*work: Coroutine[Any, Any, None]) -> None:
+    """Run these together until one of them ends; the others are cancelled. Raises what it ended with."""
+    tasks = {asyncio.create_task(one) for one in work}
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in ended:
+        task.result()
 
 
 async def _gone(receive: Receive) -> None:

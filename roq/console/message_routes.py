@@ -27,6 +27,7 @@ from roq.console.answers import (
     place,
     streams,
     takes,
+    until_first,
 )
 from roq.console.context import Reader, Visit, Writer, visit_of
 from roq.console.outlet import CUT, PLACE, Piece, StreamRequest, pieces
@@ -160,15 +161,7 @@ async def subscribe_by_websocket(
 async def _feed(socket: WebSocket, found: AsyncGenerator[Piece, None]) -> None:
     first = await anext(found)  # raises while it can be answered
     await socket.accept()
-    tasks = {asyncio.create_task(_write(socket, first, found)), asyncio.create_task(_left(socket))}
-    try:
-        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in ended:
-        task.result()
+    await until_first(_write(socket, first, found), _left(socket))
 
 
 async def _write(socket: WebSocket, piece: Piece, found: AsyncGenerator[Piece, None]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, TypeVar
@@ -383,31 +383,27 @@ async def create_queue(request: Request, visit: Writer) -> Response:
     return answer((await read_rows(visit.source.cluster, [info]))[0], 201)
 
 
+async def _change(visit: Visit, asked: msgspec.Struct, make: Callable[[], Coroutine[Any, Any, object]]) -> Response:
+    """What is asked, written down and, if it may be, done."""
+    with visit.acts(asked):
+        visit.may(asked)
+        await visit.source.change(make())
+    return done()
+
+
 @router.delete("/v1/queues/{queue}", responses=gives(None, "It is gone", 204), status_code=204)
 async def remove_queue(visit: Writer, queue: str) -> Response:
     """Stop and forget a queue, with what was recorded of it and its groups."""
-    asked = gcm.RemoveQueue(queue, new_token())
-    with visit.acts(asked):
-        visit.may(asked)
-        await visit.source.change(visit.source.cluster.remove_queue(queue))
-    return done()
+    return await _change(visit, gcm.RemoveQueue(queue, new_token()), lambda: visit.source.cluster.remove_queue(queue))
 
 
 @router.post("/v1/queues/{queue}/start", responses=gives(None, "It runs", 204), status_code=204)
 async def start_queue(visit: Writer, queue: str) -> Response:
     """Run a stopped queue again."""
-    asked = gcm.StartQueue(queue, new_token())
-    with visit.acts(asked):
-        visit.may(asked)
-        await visit.source.change(visit.source.cluster.start_queue(queue))
-    return done()
+    return await _change(visit, gcm.StartQueue(queue, new_token()), lambda: visit.source.cluster.start_queue(queue))
 
 
 @router.post("/v1/queues/{queue}/stop", responses=gives(None, "It is stopped", 204), status_code=204)
 async def stop_queue(visit: Writer, queue: str) -> Response:
     """Stop a queue's processes, keep what is known of it."""
-    asked = gcm.StopQueue(queue, new_token())
-    with visit.acts(asked):
-        visit.may(asked)
-        await visit.source.change(visit.source.cluster.stop_queue(queue))
-    return done()
+    return await _change(visit, gcm.StopQueue(queue, new_token()), lambda: visit.source.cluster.stop_queue(queue))

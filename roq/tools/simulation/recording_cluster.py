@@ -24,13 +24,11 @@ from roq.log.replicated.metadata import LogMeta, SegmentState
 from roq.log.replicated.repair import holdings, under_replicated
 from roq.log.replicated.stores import StaticDirectory, Stores
 from roq.log.replicated.writer import LogWriter
-from roq.log.store.identity import forget
 from roq.log.store.server import StoreServer
-from roq.tools.simulation.cluster import QUEUE, RESTART_SECONDS, ZOOKEEPER
+from roq.tools.simulation.cluster import QUEUE, ZOOKEEPER
 from roq.tools.simulation.faults import LOSSLESS_RECORDED, Fault, FaultKind
 from roq.tools.simulation.groups import GroupBooks, await_done, judge_group, take_part
 from roq.tools.simulation.loop import Fate
-from roq.tools.simulation.machines import HostMachine
 from roq.tools.simulation.recordings import (
     RecordingBooks,
     RecordPace,
@@ -89,7 +87,6 @@ class RecordingCluster(StoreCluster):
         self.pace = RecordPace(5.0, 3, 1, 0)
         self.record = roq.Record(copies=3, ack=2)
         self.writers: dict[tuple[str, int], LogWriter] = {}  # by log and epoch
-        self._swapped: HostMachine | None = None  # its new disk has not got everything yet
         self._switching = False
 
     def _program(self, what: str, label: str, random: Random, stop: asyncio.Event) -> Coroutine[Any, Any, None]:
@@ -141,7 +138,8 @@ class RecordingCluster(StoreCluster):
                 self.wall.step(host.address, DAY_SECONDS)
                 self._later(fault.seconds, lambda: self.wall.step(host.address, -DAY_SECONDS))
             case FaultKind.SWAP_DISK:
-                self._swap(self.hosts[int(fault.choice * len(self.hosts))], fault.seconds)
+                if self.record.ack > 1:
+                    self._swap(self.hosts[int(fault.choice * len(self.hosts))], fault.seconds)
             case _:
                 super().do(fault)
 
@@ -190,27 +188,6 @@ class RecordingCluster(StoreCluster):
             self.told("recording is on again")
 
         self.admin.run("admin", program)
-
-    def _swap(self, host: HostMachine, seconds: float) -> None:
-        async def program(stop: asyncio.Event) -> None:
-            async with roq.connect(ZOOKEEPER) as cluster:
-                if not await self._is_complete(cluster) or self._swapped or not host.powered:
-                    return
-                self._swapped = host
-                self.told(f"{host.name} is shut down, its disk is replaced by an empty one")
-                host.lose_power()
-                host.disk.replace()
-                session = await Session.connect(ZOOKEEPER)
-                await forget(session, host.name)
-                await session.close()
-                self._later(seconds + RESTART_SECONDS, lambda: self._back(host))
-                while not (host.named("store") and await self._is_complete(cluster)):  # noqa: ASYNC110 - nobody tells of it
-                    await asyncio.sleep(1.0)
-                self._swapped = None
-                self.told(f"all copies are there, with the new disk of {host.name}")
-
-        if self.record.ack > 1:
-            self.admin.run("admin", program)
 
     async def _is_complete(self, cluster: roq.Cluster) -> bool:
         """Whether one disk may be lost now."""

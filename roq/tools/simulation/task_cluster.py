@@ -12,11 +12,9 @@ from random import Random
 from typing import Any
 
 import roq
-from roq.coordination.session import Session
 from roq.errors import TemporaryError
-from roq.log.store.identity import forget
 from roq.runtime.rpc import RpcClient
-from roq.tools.simulation.cluster import COORDINATOR, RESTART_SECONDS, ZOOKEEPER
+from roq.tools.simulation.cluster import COORDINATOR, ZOOKEEPER
 from roq.tools.simulation.faults import Fault, FaultKind
 from roq.tools.simulation.machines import HostMachine
 from roq.tools.simulation.store_cluster import StoreCluster
@@ -38,8 +36,6 @@ class TaskCluster(StoreCluster):
         super().__init__(*args, **options)
         self.tasks = TaskBooks(self.loop)
         self.pace = TaskPace(5.0, 3, 0.1, 0.2)
-        self._swapped: HostMachine | None = None  # its new disk has not got everything yet
-        self._rotten: HostMachine | None = None  # bytes of its disk rotted, and nobody may have noticed
 
     def _program(self, what: str, label: str, random: Random, stop: asyncio.Event) -> Coroutine[Any, Any, None]:
         if what == "producer":
@@ -91,28 +87,6 @@ class TaskCluster(StoreCluster):
     def _may_lose(self, host: HostMachine) -> bool:
         """Whether what is on its disk is on others, too."""
         return self._swapped in (None, host) and self._rotten in (None, host)
-
-    def _swap(self, host: HostMachine, seconds: float) -> None:
-        async def program(stop: asyncio.Event) -> None:
-            async with roq.connect(ZOOKEEPER) as cluster:
-                if not await self._is_complete(cluster) or self._swapped or self._rotten not in (None, host):
-                    return
-                if not host.powered:
-                    return
-                self._swapped, self._rotten = host, None
-                self.told(f"{host.name} is shut down, its disk is replaced by an empty one")
-                host.lose_power()
-                host.disk.replace()
-                session = await Session.connect(ZOOKEEPER)
-                await forget(session, host.name)
-                await session.close()
-                self._later(seconds + RESTART_SECONDS, lambda: self._back(host))
-                while not (host.named("store") and await self._is_complete(cluster)):  # noqa: ASYNC110 - nobody tells of it
-                    await asyncio.sleep(1.0)
-                self._swapped = None
-                self.told(f"all copies are there, with the new disk of {host.name}")
-
-        self.admin.run("admin", program)
 
     async def _is_complete(self, cluster: roq.Cluster) -> bool:
         """Whether `roq doctor` would say that one disk may be replaced now."""

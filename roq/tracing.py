@@ -1,6 +1,7 @@
 """Traces of messages, tasks and requests through OpenTelemetry (extra `otel`): `roq.tracing.instrument()`.
 
     publish, put, request    a span each; its context goes along in the header `traceparent` (W3C)
+    published, not recorded  no span: the context of the current span goes along, or nothing if there is none
     messages, tasks come     a span for each list that has any, with links to their contexts
     ack, release, reject     a span each, linked to the task's context
     a transaction            a span for each message as it is collected, and for its commit, linked to the acked tasks' contexts
@@ -11,7 +12,7 @@ it was, at no cost. Spans go where the application's TracerProvider sends them; 
 attributes follow the semantic conventions for messaging. A message that has `traceparent` already keeps it and gets no span of
 its own, so what is passed on as it came stays in its trace.
 
-A context is a header: headers need version 0.2 of the cluster and of all its subscribers (IncompatibleVersion).
+A context is a header: headers need version 0.2 of the cluster and of all its subscribers. Without, a publisher sends none.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import functools
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
+from operator import attrgetter
 from typing import Any, Protocol
 
 import msgspec
@@ -31,7 +34,9 @@ from roq.client import cluster as client
 from roq.errors import InvalidConfiguration
 from roq.pubsub import inbox, publisher
 from roq.pubsub.subscription import Message
+from roq.runtime.span_sampling import recorded_span
 from roq.wire.headers import Headers, OwnHeaders, split_headers
+from roq.wire.monitor import PROTOCOL_0_2
 from roq.wire.requests import PRIVATE_PREFIXES
 from roq.wire.task import ACK, EXTEND, REJECT, NewTask
 from roq.workqueue import blocking_queue, queue
@@ -39,14 +44,17 @@ from roq.workqueue.transaction import came_from
 
 try:
     from opentelemetry import propagate, trace
-    from opentelemetry.trace import Link, Span, SpanKind, Tracer, TracerProvider
+    from opentelemetry.context import Context, get_current
+    from opentelemetry.trace import Link, ProxyTracerProvider, Span, SpanKind, Tracer, TracerProvider
 except ImportError as error:
     raise ImportError("roq.tracing needs OpenTelemetry: pip install 'roq-messaging[otel]'") from error
 
 PARENT = "traceparent"
 LINKS_MAX = 128  # of one span: what OpenTelemetry keeps by default
 SETTLING = {ACK: "ack", EXTEND: "extend", REJECT: "reject"}  # others: release
+BATCH_COUNT = "messaging.batch.message_count"
 Attributes = Mapping[str, str | int]
+Changed = Iterator[tuple[tuple[Any, ...], dict[str, Any]]]  # the arguments that a traced method goes on with
 
 
 class Traced(Protocol):
@@ -61,8 +69,9 @@ class _Instrumentation:
     """Of this process. replaced: class, name, what was there."""
 
     def __init__(self) -> None:
-        self.tracer: Tracer = trace.NoOpTracer()
+        self.tracer = trace.get_tracer("roq")  # the application's, once it has one
         self.replaced: list[tuple[type, str, Any]] = []
+        self.carried: tuple[Context, dict[str, str]] = (Context(), {})  # the last one that was asked for, and its headers
 
     def replace(self, where: type, name: str, wrap: Callable[[Any], Any]) -> None:
         original = where.__dict__[name]
@@ -71,6 +80,8 @@ class _Instrumentation:
 
 
 _here = _Instrumentation()
+_is_decided = ContextVar("roq_tracing_is_decided", default=False)  # the plain face has: the asynchronous one passes it on
+_headers_of = attrgetter("_headers")  # without the property: this looks at every message
 
 
 def instrument(provider: TracerProvider | None = None) -> None:
@@ -107,27 +118,21 @@ def process(one: Traced, queue: str = "") -> AbstractContextManager[Span]:
     """The span of working on a message, a task or a request: `with process(message, "orders"):`. It belongs to the trace in
     which that was published; inside of another span it is a part of that one, with a link. An exception that leaves the block
     is recorded. queue: its name."""
-    return _processing(one, queue)
-
-
-@contextmanager
-def _processing(one: Any, queue: str) -> Iterator[Span]:
-    context = propagate.extract(_texts(one.headers))
+    headers = one.headers
     inside = trace.get_current_span().get_span_context().is_valid
-    links = _links([one.headers]) if inside else ()
+    links = _links([headers]) if inside and headers else ()
     attributes: dict[str, str | int] = {**_about(queue, "process", "process"), **_topic(one)}
     if (attempt := getattr(one, "attempt", None)) is not None:
-        attributes |= {"messaging.message.id": one.id, "roq.task.attempt": attempt}
-    name = f"process {queue}" if queue else "process"
-    began = None if inside else context
-    with _here.tracer.start_as_current_span(name, began, SpanKind.CONSUMER, attributes, links) as span:
-        yield span
+        attributes |= {"messaging.message.id": getattr(one, "id", ""), "roq.task.attempt": attempt}
+    began = propagate.extract(_texts(headers)) if headers and not inside else None
+    return _tracer().start_as_current_span(f"process {queue}".rstrip(), began, SpanKind.CONSUMER, attributes, links)
 
 
 # --- spans, contexts --------------------------------------------------------------------------------------------------------
 
 
-def _about(queue: str, operation: str, kind: str) -> dict[str, str | int]:
+@functools.lru_cache
+def _about(queue: str, operation: str, kind: str) -> Attributes:
     about: dict[str, str | int] = {
         "messaging.system": "roq",
         "messaging.operation.name": operation,
@@ -143,6 +148,10 @@ def _name(address: str) -> str:
     return address.rstrip("/").rpartition("/")[2]
 
 
+def _count(many: Iterable[Any]) -> Attributes:
+    return {BATCH_COUNT: len(many)} if isinstance(many, Sequence) else {}
+
+
 def _topic(one: Any) -> dict[str, str | int]:
     return {"roq.topic": topic} if (topic := getattr(one, "topic", "")) else {}
 
@@ -151,10 +160,10 @@ def _texts(headers: Mapping[str, str | bytes]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if isinstance(value, str)}
 
 
-def _with_context(headers: Headers | None) -> Headers:
-    """These headers, and the current span's context."""
+def _with_context(headers: Headers | None, span: Span | None = None) -> Headers:
+    """These headers, and this span's context, None: the current one's."""
     carrier: dict[str, str] = {}
-    propagate.inject(carrier)
+    propagate.inject(carrier, None if span is None else trace.set_span_in_context(span))
     return {**(headers or {}), **carrier}
 
 
@@ -182,7 +191,23 @@ def _has_context(headers: Headers | None) -> bool:
 
 def _record(name: str, kind: SpanKind, attributes: Attributes, links: Sequence[Link], began_ns: int) -> None:
     """A span of what is over already."""
-    _here.tracer.start_span(name, kind=kind, attributes=attributes, links=links, start_time=began_ns).end()
+    if (span := _begin(name, kind, attributes, links, began_ns)) is not None:
+        span.end()
+
+
+def _begin(
+    name: str, kind: SpanKind, about: Attributes, links: Sequence[Link] = (), began_ns: int | None = None
+) -> Span | None:
+    now = get_current()
+    parent = trace.get_current_span(now).get_span_context() if now else trace.INVALID_SPAN_CONTEXT
+    return recorded_span(_tracer(), parent, name, kind, about, links, began_ns)
+
+
+def _tracer() -> Tracer:
+    """Also of an application that set its provider after `instrument()`."""
+    if _here.tracer.__class__ is trace.ProxyTracer and not isinstance(trace.get_tracer_provider(), ProxyTracerProvider):
+        _here.tracer = trace.get_tracer("roq")
+    return _here.tracer
 
 
 def _traced(original: Any, span: Callable[..., AbstractContextManager[Any]]) -> Any:
@@ -209,46 +234,78 @@ def _is_plain(method: Any) -> bool:
 # --- publish ----------------------------------------------------------------------------------------------------------------
 
 
-def _queue_of(face: Any) -> str:
-    return str(face.queue if isinstance(face, publisher.Publisher) else face._publisher.queue)
+def _published(
+    face: publisher.Publisher, topic: str, headers: Headers | None, size: Attributes
+) -> tuple[Span | None, Headers | None]:
+    """The span of publishing something, None if it gets none, and the headers to publish it with. Nobody fails to publish
+    because it is traced: while a subscriber, or the cluster, can't read headers, no context goes along."""
+    if _is_decided.get() or _has_context(headers):
+        return None, headers
+    attributes = {**_about(face.queue, "publish", "send"), "roq.topic": topic, **size}
+    span = _begin(f"publish {face.queue}", SpanKind.PRODUCER, attributes)
+    if face.protocol < PROTOCOL_0_2:
+        return span, headers
+    return span, _carried(headers) if span is None else _with_context(headers, span)
+
+
+def _carried(headers: Headers | None) -> Headers | None:
+    """These, and the current context, if there is any: whoever decided before about the trace decided for all that follow."""
+    now = get_current()
+    if not now:
+        return headers
+    known, carrier = _here.carried
+    if known is not now:
+        carrier = {}
+        propagate.inject(carrier)
+        _here.carried = (now, carrier)
+    return {**(headers or {}), **carrier} if carrier else headers
+
+
+def _sending(original: Any, size: Callable[[Any], Attributes]) -> Any:
+    """Without `_traced`: for what is not recorded, that would be most of the price."""
+    if _is_plain(original):
+
+        def plain(self: Any, topic: str, payload: Any, headers: Headers | None = None, confirm: str | None = None) -> Any:
+            span, own = _published(self._publisher, topic, headers, size(payload))
+            with _decided(span):
+                return original(self, topic, payload, own, confirm=confirm)
+
+        return plain
+
+    async def sent(self: Any, topic: str, payload: Any, headers: Headers | None = None, confirm: str | None = None) -> Any:
+        span, own = _published(self, topic, headers, size(payload))
+        if span is None:
+            return await original(self, topic, payload, own, confirm=confirm)
+        with trace.use_span(span, end_on_exit=True):
+            return await original(self, topic, payload, own, confirm=confirm)
+
+    return sent
 
 
 def _publishing(original: Any) -> Any:
-    @contextmanager
-    def span(
-        self: Any, topic: str, payload: bytes, headers: Headers | None = None, confirm: str | None = None
-    ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        if _has_context(headers):
-            yield (topic, payload, headers, confirm), {}
-            return
-        name = _queue_of(self)
-        attributes = {
-            **_about(name, "publish", "send"),
-            "roq.topic": topic,
-            "messaging.message.body.size": len(payload),
-        }
-        with _here.tracer.start_as_current_span(f"publish {name}", kind=SpanKind.PRODUCER, attributes=attributes):
-            yield (topic, payload, _with_context(headers), confirm), {}
-
-    return _traced(original, span)
+    return _sending(original, lambda payload: {"messaging.message.body.size": len(payload)})
 
 
 def _publishing_many(original: Any) -> Any:
-    @contextmanager
-    def span(
-        self: Any, topic: str, payloads: Iterable[bytes], headers: Headers | None = None, *, confirm: str | None = None
-    ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        if _has_context(headers):
-            yield (topic, payloads, headers), {"confirm": confirm}
-            return
-        name = _queue_of(self)
-        attributes: dict[str, str | int] = {**_about(name, "publish", "send"), "roq.topic": topic}
-        if isinstance(payloads, Sequence):
-            attributes["messaging.batch.message_count"] = len(payloads)
-        with _here.tracer.start_as_current_span(f"publish {name}", kind=SpanKind.PRODUCER, attributes=attributes):
-            yield (topic, payloads, _with_context(headers)), {"confirm": confirm}
+    send = _sending(original, _count)
+    if _is_plain(original):
+        return lambda self, topic, payloads, headers=None, *, confirm=None: send(self, topic, payloads, headers, confirm)
 
-    return _traced(original, span)
+    async def many(self: Any, topic: str, payloads: Any, headers: Headers | None = None, *, confirm: str | None = None) -> Any:
+        return await send(self, topic, payloads, headers, confirm)
+
+    return many
+
+
+@contextmanager
+def _decided(span: Span | None) -> Iterator[None]:
+    """Within this span, or none; the asynchronous publisher that the plain one calls does not decide again."""
+    token = _is_decided.set(True)
+    try:
+        with nullcontext() if span is None else trace.use_span(span, end_on_exit=True):
+            yield
+    finally:
+        _is_decided.reset(token)
 
 
 # --- transactions -----------------------------------------------------------------------------------------------------------
@@ -258,14 +315,12 @@ def _publishing_together(original: Any) -> Any:
     """The span is of collecting it: whether it was published says that of the commit."""
 
     @contextmanager
-    def span(
-        self: Any, queue: str, topic: str, payload: bytes, headers: Headers | None = None
-    ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    def span(self: Any, queue: str, topic: str, payload: bytes, headers: Headers | None = None) -> Changed:
         if _has_context(headers):
             yield (queue, topic, payload, headers), {}
             return
         attributes = {**_about(queue, "publish", "create"), "roq.topic": topic, "messaging.message.body.size": len(payload)}
-        with _here.tracer.start_as_current_span(f"publish {queue}", kind=SpanKind.PRODUCER, attributes=attributes):
+        with _tracer().start_as_current_span(f"publish {queue}", kind=SpanKind.PRODUCER, attributes=attributes):
             yield (queue, topic, payload, _with_context(headers)), {}
 
     return _traced(original, span)
@@ -273,7 +328,7 @@ def _publishing_together(original: Any) -> Any:
 
 def _committing(original: Any) -> Any:
     @contextmanager
-    def span(self: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    def span(self: Any) -> Changed:
         collected = self._collected
         if not collected:
             yield (), {}
@@ -281,12 +336,13 @@ def _committing(original: Any) -> Any:
         name = _name(came_from(collected.tasks[0])) if collected.tasks else ""
         attributes = {
             **_about(name, "commit", "settle"),
-            "messaging.batch.message_count": len(collected.tasks),
+            BATCH_COUNT: len(collected.tasks),
             "roq.transaction.published": collected.messages,
         }
         links = _links(task.headers for task in collected.tasks)
-        spanned = f"commit {name}" if name else "commit"
-        with _here.tracer.start_as_current_span(spanned, kind=SpanKind.CLIENT, attributes=attributes, links=links):
+        with _tracer().start_as_current_span(
+            f"commit {name}".rstrip(), kind=SpanKind.CLIENT, attributes=attributes, links=links
+        ):
             yield (), {}
 
     return _traced(original, span)
@@ -301,12 +357,8 @@ def _receiving(original: Any) -> Any:
         batch: list[Message] | None = await original(self)
         if batch and not batch[0].topic.startswith(PRIVATE_PREFIXES):
             name = str(getattr(self, "queue", ""))
-            attributes = {
-                **_about(name, "receive", "receive"),
-                "roq.topic": batch[0].topic,
-                "messaging.batch.message_count": len(batch),
-            }
-            _record(f"receive {name}", SpanKind.CLIENT, attributes, _links(message.headers for message in batch), began)
+            attributes = {**_about(name, "receive", "receive"), "roq.topic": batch[0].topic, BATCH_COUNT: len(batch)}
+            _record(f"receive {name}", SpanKind.CLIENT, attributes, _links(filter(None, map(_headers_of, batch))), began)
         return batch
 
     return next_batch
@@ -319,9 +371,9 @@ def _requesting(original: Any) -> Any:
     @contextmanager
     def span(
         self: Any, queue: str, topic: str, payload: bytes = b"", headers: Headers | None = None, **options: Any
-    ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    ) -> Changed:
         attributes = {**_about(queue, "request", "send"), "roq.topic": topic, "messaging.message.body.size": len(payload)}
-        with _here.tracer.start_as_current_span(f"request {queue}", kind=SpanKind.CLIENT, attributes=attributes):
+        with _tracer().start_as_current_span(f"request {queue}", kind=SpanKind.CLIENT, attributes=attributes):
             yield (queue, topic, payload, headers if _has_context(headers) else _with_context(headers)), options
 
     return _traced(original, span)
@@ -332,15 +384,13 @@ def _requesting(original: Any) -> Any:
 
 def _putting(original: Any) -> Any:
     @contextmanager
-    def span(
-        self: Any, payload: bytes, *, headers: Headers | None = None, **options: Any
-    ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    def span(self: Any, payload: bytes, *, headers: Headers | None = None, **options: Any) -> Changed:
         if _has_context(headers):
             yield (payload,), {"headers": headers, **options}
             return
         name = _name(self.address)
         attributes = {**_about(name, "put", "send"), "messaging.message.body.size": len(payload)}
-        with _here.tracer.start_as_current_span(f"put {name}", kind=SpanKind.PRODUCER, attributes=attributes):
+        with _tracer().start_as_current_span(f"put {name}", kind=SpanKind.PRODUCER, attributes=attributes):
             yield (payload,), {"headers": _with_context(headers), **options}
 
     return _traced(original, span)
@@ -353,12 +403,10 @@ def _putting_many(original: Any) -> Any:
             yield new if _has_context(new.headers) else msgspec.structs.replace(new, headers=_with_context(new.headers))
 
     @contextmanager
-    def span(self: Any, tasks: Iterable[NewTask | bytes]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    def span(self: Any, tasks: Iterable[NewTask | bytes]) -> Changed:
         name = _name(self.address)
-        attributes = _about(name, "put", "send")
-        if isinstance(tasks, Sequence):
-            attributes["messaging.batch.message_count"] = len(tasks)
-        with _here.tracer.start_as_current_span(f"put {name}", kind=SpanKind.PRODUCER, attributes=attributes):
+        attributes = {**_about(name, "put", "send"), **_count(tasks)}
+        with _tracer().start_as_current_span(f"put {name}", kind=SpanKind.PRODUCER, attributes=attributes):
             yield (with_context(tasks),), {}
 
     return _traced(original, span)
@@ -370,7 +418,7 @@ def _leasing(original: Any) -> Any:
     def came(address: str, trip: Any, began: int) -> Any:
         if trip.tasks:
             queue, links = _name(address), _links(split_headers(task.payload)[1] for task in trip.tasks)
-            attributes = {**_about(queue, "lease", "receive"), "messaging.batch.message_count": len(trip.tasks)}
+            attributes = {**_about(queue, "lease", "receive"), BATCH_COUNT: len(trip.tasks)}
             _record(f"lease {queue}", SpanKind.CLIENT, attributes, links, began)
         return trip
 
@@ -404,44 +452,30 @@ def _leasing(original: Any) -> Any:
 def _settled(address: str, targets: Sequence[Any], settlement: Any) -> Iterator[None]:
     queue, verb = _name(address), SETTLING.get(settlement.kind, "release")
     links = _links(getattr(task, "headers", {}) for task in targets)
-    attributes = {**_about(queue, verb, "settle"), "messaging.batch.message_count": len(targets)}
-    with _here.tracer.start_as_current_span(f"{verb} {queue}", kind=SpanKind.CLIENT, attributes=attributes, links=links):
+    attributes = {**_about(queue, verb, "settle"), BATCH_COUNT: len(targets)}
+    with _tracer().start_as_current_span(f"{verb} {queue}", kind=SpanKind.CLIENT, attributes=attributes, links=links):
         yield
 
 
 def _settling(original: Any) -> Any:
     """The span is of what was tried, whatever came of it."""
-    if _is_plain(original):
 
-        def plain(self: Any, target: Any, settlement: Any) -> Any:
-            with _settled(self.address, [target], settlement):
-                return original(self, target, settlement)
-
-        return plain
-
-    async def asynchronous(self: Any, target: Any, settlement: Any) -> Any:
+    @contextmanager
+    def span(self: Any, target: Any, settlement: Any) -> Changed:
         with _settled(self.address, [target], settlement):
-            return await original(self, target, settlement)
+            yield (target, settlement), {}
 
-    return asynchronous
+    return _traced(original, span)
 
 
 def _settling_many(original: Any) -> Any:
-    if _is_plain(original):
-
-        def plain(self: Any, tasks: Iterable[Any], settlement: Any) -> Any:
-            targets = list(tasks)
-            with _settled(self.address, targets, settlement):
-                return original(self, targets, settlement)
-
-        return plain
-
-    async def asynchronous(self: Any, tasks: Iterable[Any], settlement: Any) -> Any:
+    @contextmanager
+    def span(self: Any, tasks: Iterable[Any], settlement: Any) -> Changed:
         targets = list(tasks)
         with _settled(self.address, targets, settlement):
-            return await original(self, targets, settlement)
+            yield (targets, settlement), {}
 
-    return asynchronous
+    return _traced(original, span)
 
 
 def _running(original: Any) -> Any:

@@ -99,7 +99,7 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
         self._annotated = False  # something in it has headers
         self._scheduled = self._closed = False
         self._watermarks = TopicWatermarks(self._sender)
-        self._protocol = wire.PROTOCOL  # what every subscriber understands
+        self.protocol = wire.PROTOCOL  # what every subscriber understands
         self._needs = 1  # what they have to understand that are to read this publisher
 
     def _make_sender(self) -> PathSender:
@@ -281,8 +281,9 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
                 await self._find_room()
             if self._closed:
                 raise self._gone("the publisher was closed meanwhile")
-            plain = set(map(type, chunk)) == {bytes} and not headers
-            size = sum(map(len, chunk)) + ITEM_BYTES * len(chunk) if plain else 0
+            copied, beside = self._checked_headers(headers) if headers else (None, 0)
+            plain = set(map(type, chunk)) == {bytes}
+            size = sum(map(len, chunk)) + (ITEM_BYTES + beside) * len(chunk) if plain else 0
             if not plain or size > self._batch_bytes:
                 for payload in chunk:
                     await self._publish_slowly(topic, payload, headers)
@@ -290,7 +291,9 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
             if topic != self._topic:
                 self._switch(topic)
             self._make_room(size)
-            self._run.extend(chunk)
+            self._run.extend(chunk if copied is None else [(payload, copied) for payload in chunk])
+            if copied is not None:
+                self._has_headers()
             self._room -= size
             if self._room <= 0:
                 self._flush()
@@ -306,7 +309,7 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
     def _checked_headers(self, headers: Headers) -> tuple[dict[str, str | bytes], int]:
         """A copy, and the bytes they take."""
         copied, size = check_message_headers(headers)
-        if self._protocol < wire.PROTOCOL_0_2:
+        if self.protocol < wire.PROTOCOL_0_2:
             raise IncompatibleVersion("no headers while a subscriber of the queue, or the cluster, has version 0.1: upgrade it")
         return copied, size + HEADER_BYTES * len(copied)
 
@@ -363,9 +366,7 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
             self._send_run(record, run, self._batch_time, HEADERS_VERSION if with_headers else VERSION)
 
     def _send_run(self, record: TopicRecord, run: list[Item], timestamp: int, version: int) -> None:
-        first = self._sequence + 1
-        count = len(run)
-        path = self._sender.path
+        first, count, path = self._sequence + 1, len(run), self._sender.path
         frame = encode_data(record.encoded, self.id, path, first, record.last, record.sent, run, timestamp, version)
         self._sequence = record.last = first + count - 1
         record.sent += count
@@ -477,9 +478,8 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
 
     def _understood(self, protocol: int) -> None:
         """Every subscriber understands this; 0: nobody knows."""
-        self._protocol = protocol or self._protocol
-        protocol = self._protocol
-        self._sender.bundle_bytes = self._batch_bytes if protocol >= wire.PROTOCOL_0_2 else UNBUNDLED
+        self.protocol = protocol or self.protocol
+        self._sender.bundle_bytes = self._batch_bytes if self.protocol >= wire.PROTOCOL_0_2 else UNBUNDLED
 
     def health(self) -> PublisherHealth:
         """What is well and what is not."""

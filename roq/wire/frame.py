@@ -198,15 +198,19 @@ def payloads(header: Header, body: memoryview) -> Sequence[Item]:
         found: Sequence[Item] = _decode_payloads(body) if header.version == VERSION else _decode_items(body)
     except UNDECODABLE as error:
         raise FrameError(f"undecodable body: {error}") from None
-    if header.version != VERSION and not all(map(_is_item, found)):
-        raise FrameError("a header that is neither text nor bytes")
+    if header.version != VERSION:
+        _check_values(found)
     if len(found) != header.count:
         raise FrameError(f"header announces {header.count} payloads, body has {len(found)}")
     return found
 
 
-def _is_item(item: Item) -> bool:
-    return isinstance(item, bytes) or all(isinstance(value, str | bytes) for value in item[1].values())
+def _check_values(items: Sequence[Item]) -> None:
+    for item in items:  # a generator for each costs three times as much
+        if isinstance(item, tuple):
+            for value in item[1].values():
+                if value.__class__ is not str and value.__class__ is not bytes:
+                    raise FrameError("a header that is neither text nor bytes")
 
 
 def encode_bundle(publisher: int, path: int, sequence: int, data_frames: list[bytes], timestamp: int) -> bytes:

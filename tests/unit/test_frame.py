@@ -137,6 +137,18 @@ def test_a_wrong_count_is_refused() -> None:
         payloads(header._replace(count=3), body)
 
 
+@pytest.mark.parametrize("value", [1, None, 0.5, [b"x"], {"a": "b"}])
+def test_a_header_that_is_neither_text_nor_bytes_is_refused(value: Any) -> None:
+    items: list[Any] = [b"none", (b"good", {"a": "text", "b": b"bytes"}), (b"bad", {"a": "text", "b": value})]
+    for count in (2, 3):
+        _, header, body = parse(encode_data(b"t", 1, 1, 1, 0, 0, items[:count], 0, HEADERS_VERSION))
+        if count == 2:
+            assert payloads(header, body) == items[:2]
+        else:
+            with pytest.raises(FrameError, match="neither text nor bytes"):
+                payloads(header, body)
+
+
 def try_all(frame: bytes) -> None:
     """Everything a receiver may do with bytes from the network."""
     try:

@@ -10,7 +10,7 @@ help: ## list the targets
 demo: venv ## a whole cluster on this machine, a file through it, a planned move in the middle
 	.venv/bin/roq demo
 
-test: java spin servers ## checks, unit and model tests, simulated clusters, and the quick ones of all other kinds: twelve minutes
+test: java spin servers ## checks, unit and model tests, and the quick ones of all other kinds: ten minutes
 	tools/test.sh quick
 
 test-all: java spin servers ## checks and every test, once
@@ -25,7 +25,7 @@ check: venv ## format, lint, types, import arrows
 unit: venv spin ## unit and model tests only
 	@tools/pytest.sh unit
 
-simulation: venv ## simulated clusters only
+simulation: venv ## all simulated clusters, and nothing else
 	@tools/pytest.sh simulation
 
 integration: java servers ## integration tests only

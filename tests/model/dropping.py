@@ -5,8 +5,9 @@ One publisher sends messages over two topics through one Exchange, which writes 
 the subscriber while that is full, and says what is stored; also while it is full, when too much was dropped. The publisher has
 begun before the subscriber or after it, and may end its path. Frames come in the order in which they were sent. The model plays
 the Exchange's connection (forwarder.SubscriberPeer). Whoever goes on at a position gets what lies behind it; so at each
-position all before it was given, or reported as lost. Not covered: connections that break, several Exchanges, watermarks of the
-publisher's own, which come later than all of this.
+position all before it was given, or reported as lost. What the subscriber reads depends on the order of the frames alone, and
+nobody looks at what it has read: it reads at once, and no interleaving is left out that could show anything else. Not covered:
+connections that break, several Exchanges, watermarks of the publisher's own, which come later than all of this.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class DroppingConfig(NamedTuple):
     """How much may happen: messages, times at which the subscriber is full. met: the subscriber gets the beginning of the path.
     tell: the rule. name_first: its part for publishers that were not met."""
 
-    messages: int = 5
+    messages: int = 6
     full: int = 2
     met: bool = True
     tell: bool = True
@@ -97,7 +98,10 @@ class DroppingModel:
         return DroppingState(way=(opening,) if self.config.met else ())
 
     def steps(self, state: DroppingState) -> Iterator[tuple[bool, str, DroppingState]]:
-        """Everything that may happen next."""
+        """Everything that may happen next, but what is on its way is read before."""
+        if state.way:
+            yield True, "the subscriber reads", self._read(state)
+            return
         if state.sent < self.config.messages:
             yield False, f"m{state.sent + 1} is forwarded", self._forward(state, state.sent + 1)
         elif not state.ended:
@@ -111,8 +115,6 @@ class DroppingModel:
                 yield False, "too much was dropped", self._tell(state)
         elif state.times < self.config.full:
             yield False, "the subscriber is full", state._replace(full=True, times=state.times + 1)
-        if state.way:
-            yield True, "the subscriber reads", self._read(state)
 
     def _forward(self, state: DroppingState, number: int) -> DroppingState:
         state, frame = state._replace(sent=number), data_frame(number)

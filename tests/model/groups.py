@@ -29,6 +29,7 @@ from roq.workqueue.records import (
     encode,
 )
 from roq.workqueue.state import State
+from tests.model.folded import forget
 from tests.model.moves import Breach
 
 Sent = tuple[int, int, str]  # publisher, number, topic
@@ -52,12 +53,24 @@ class GroupConfig(NamedTuple):
     ending: frozenset[Sent] = frozenset()
 
 
-class GroupWorld(NamedTuple):
-    """base: dump of what is durable. done: acked by then. pending: entries that are not. read: messages the reader has
-    delivered. nonce: of the last Pop. now: ms."""
+class GroupView(NamedTuple):
+    """A fold as a value. image: its dump. done: acked by then. fed: entries before its position. ready: whether it has
+    something to lease. leased: with their deliveries. dead: by rejection. lapsed: how many are over."""
 
-    base: bytes
+    image: bytes
     done: frozenset[Sent]
+    fed: int = 0
+    ready: bool = False
+    leased: tuple[tuple[int, Sent], ...] = ()
+    dead: frozenset[Sent] = frozenset()
+    lapsed: int = 0
+
+
+class GroupWorld(NamedTuple):
+    """base: what is durable. pending: entries that are not. read: messages the reader has delivered. nonce: of the last Pop.
+    now: ms."""
+
+    base: GroupView
     pending: tuple[bytes, ...]
     read: int
     nonce: int
@@ -78,66 +91,69 @@ class GroupModel:
         for entry in config.entries:
             ends.append(ends[-1] + len(entry))
         self.ends = ends  # messages before the end of so many entries
+        self._views: dict[tuple[GroupView, tuple[bytes, ...]], GroupView] = {}  # most worlds differ in something else
 
     def start(self) -> GroupWorld:
         """An empty group."""
         c = self.config
-        return GroupWorld(State().dump(), frozenset(), (), 0, 0, c.crashes, c.releases, c.rejects, c.redrives)
+        return GroupWorld(_seen(Fold(), frozenset()), (), 0, 0, c.crashes, c.releases, c.rejects, c.redrives)
 
     def steps(self, world: GroupWorld) -> Iterator[tuple[bool, str, GroupWorld]]:
         """See Explorable."""
-        fold = self._now(world)[0]
+        now = self._now(world)
         if world.pending:
-            yield True, "a record is durable", self._durable(world)
+            durable = world._replace(base=self._with(world.base, world.pending[:1]), pending=world.pending[1:])
+            yield True, "a record is durable", durable
         if world.crashes:
-            yield False, "crash", self._crashed(world)
+            read = self.ends[world.base.fed]
+            yield False, "crash", world._replace(pending=(), read=read, crashes=world.crashes - 1)
         if len(world.pending) >= self.config.pending:
             return
         if world.read < len(self.stream):
             publisher, number, topic = self.stream[world.read]
             end = END if self.stream[world.read] in self.config.ending else 0
             record = FeedMessage(world.now, publisher, number, b"", topic, 0, self.config.ordered, 0, end)
-            yield True, f"feed {publisher}.{number}", self._with(world, record)._replace(read=world.read + 1)
+            yield True, f"feed {publisher}.{number}", self._written(world, record)._replace(read=world.read + 1)
         read = world.read + 1 if self.config.early else world.read
         entry = max(n for n, end in enumerate(self.ends) if end <= read)
-        if entry > (fold.fed or {TAPE: 0})[TAPE]:
-            yield True, f"position {entry}", self._with(world, FeedPosition(world.now, {TAPE: entry}))
-        if fold.ready.count:
+        if entry > now.fed:
+            yield True, f"position {entry}", self._written(world, FeedPosition(world.now, {TAPE: entry}))
+        if now.ready:
             pop = Pop(world.now, MEMBER, world.nonce + 1, 1, 1000)
-            yield True, "lease", self._with(world, pop)._replace(nonce=world.nonce + 1)
+            yield True, "lease", self._written(world, pop)._replace(nonce=world.nonce + 1)
         if self.config.ending and not world.now:
             yield False, "time passes", world._replace(now=END)
-        if fold.dead and world.redrives:
-            yield False, "redrive", self._with(world, RequeueDead(world.now, None))._replace(redrives=world.redrives - 1)
+        if now.dead and world.redrives:
+            yield False, "redrive", self._written(world, RequeueDead(world.now, None))._replace(redrives=world.redrives - 1)
         yield from self._settlements(world)
 
     def _settlements(self, world: GroupWorld) -> Iterator[tuple[bool, str, GroupWorld]]:
         """Members know of leases that are durable."""
-        for delivery, task in State.load(world.base).fold.leased.items():
+        for delivery, (publisher, number, _) in world.base.leased:
             if any(getattr(record, "delivery", 0) == delivery for entry in world.pending for record in decode(entry)):
                 continue
-            name = f"{task.producer}.{task.sequence}"
-            yield True, f"ack {name}", self._with(world, Complete(world.now, delivery, MEMBER))
+            name = f"{publisher}.{number}"
+            yield True, f"ack {name}", self._written(world, Complete(world.now, delivery, MEMBER))
             if world.releases:
-                released = self._with(world, Requeue(world.now, delivery, MEMBER))
+                released = self._written(world, Requeue(world.now, delivery, MEMBER))
                 yield False, f"release {name}", released._replace(releases=world.releases - 1)
             if world.rejects:
-                rejected = self._with(world, DeadLetter(world.now, delivery, MEMBER, "bad"))
+                rejected = self._written(world, DeadLetter(world.now, delivery, MEMBER, "bad"))
                 yield False, f"reject {name}", rejected._replace(rejects=world.rejects - 1)
 
     def end(self, world: GroupWorld) -> None:
         """Everything was handed out, and is done or dead."""
-        fold, done = self._now(world)
-        left = set(self.stream) - done - {_sent(task) for task in fold.dead.values()}
-        if fold.lapsed != len(left & self.config.ending):
-            raise Breach(f"G5: {fold.lapsed} messages are counted as over, of {sorted(left)}")
+        now = self._now(world)
+        left = set(self.stream) - now.done - now.dead
+        if now.lapsed != len(left & self.config.ending):
+            raise Breach(f"G5: {now.lapsed} messages are counted as over, of {sorted(left)}")
         left -= self.config.ending
         if left:
             raise Breach(f"G3: {sorted(left)} never came")
 
     # --- the log ------------------------------------------------------------------------------------------------------
 
-    def _with(self, world: GroupWorld, record: Record) -> GroupWorld:
+    def _written(self, world: GroupWorld, record: Record) -> GroupWorld:
         after = world._replace(pending=(*world.pending, encode([record])))
         self._now(after)
         return after
@@ -150,14 +166,22 @@ class GroupModel:
             fold._handlers = {kind: getattr(fold, call.__name__, call) for kind, call in fold._handlers.items()}
         return fold
 
-    def _now(self, world: GroupWorld) -> tuple[Fold, frozenset[Sent]]:
-        """The master's state in memory, and what was acked by then."""
-        fold, done = self._load(world.base), world.done
-        for entry in world.pending:
-            done = self._apply(fold, done, *decode(entry))
-        return fold, done
+    def _now(self, world: GroupWorld) -> GroupView:
+        """The master's state in memory: what is not durable has never been through a dump."""
+        return self._with(world.base, world.pending)
 
-    def _apply(self, fold: Fold, done: frozenset[Sent], record: Record) -> frozenset[Sent]:
+    def _with(self, base: GroupView, entries: tuple[bytes, ...]) -> GroupView:
+        after = self._views.get((base, entries))
+        if after is None:
+            fold, done = self._load(base.image), base.done
+            for entry in entries:
+                done = self._take(fold, done, *decode(entry))
+            after = self._views[base, entries] = _seen(fold, done)
+            forget(fold)
+        return after
+
+    def _take(self, fold: Fold, done: frozenset[Sent], record: Record) -> frozenset[Sent]:
+        """Acked with this record."""
         ended = fold.leased.get(record.delivery) if isinstance(record, Complete) else None
         for effect in fold.apply(record):
             if isinstance(effect, TasksDelivered):
@@ -180,16 +204,6 @@ class GroupModel:
         if self.config.ordered and any(other.order < task.order and other not in behind for other in others):
             raise Breach(f"G2: {_sent(task)} is handed out before an older one of its topic is done")
 
-    def _durable(self, world: GroupWorld) -> GroupWorld:
-        fold = self._load(world.base)
-        done = self._apply(fold, world.done, *decode(world.pending[0]))
-        return world._replace(base=State(fold).dump(), done=done, pending=world.pending[1:])
-
-    def _crashed(self, world: GroupWorld) -> GroupWorld:
-        fed = State.load(world.base).fold.fed
-        read = self.ends[fed[TAPE]] if fed else 0
-        return world._replace(pending=(), read=read, crashes=world.crashes - 1)
-
 
 def _sent(task: StoredTask) -> Sent:
     return task.producer, task.sequence, task.topic
@@ -198,3 +212,10 @@ def _sent(task: StoredTask) -> Sent:
 def _open(fold: Fold) -> list[StoredTask]:
     """Neither done nor dead."""
     return [*fold.ready, *(entry[2] for entry in fold.delayed), *fold.leased.values(), *fold.topics.all_behind()]
+
+
+def _seen(fold: Fold, done: frozenset[Sent]) -> GroupView:
+    leased = tuple((delivery, _sent(task)) for delivery, task in fold.leased.items())
+    dead = frozenset(_sent(task) for task in fold.dead.values())
+    fed = fold.fed[TAPE] if fold.fed else 0
+    return GroupView(State(fold).dump(), done, fed, bool(fold.ready.count), leased, dead, fold.lapsed)

@@ -321,6 +321,8 @@ class Model:
         if state.path.path >= number and not state.path.leaving and current not in (NOWHERE, at):
             yield True, "publisher reports where it is", self._located(state, state.path.path, current)
         for x, phase in enumerate(state.phases):
+            if x > 1 and self._is_another(state, x):
+                continue
             movable = x != at and (phase == ACTIVE or (phase == STARTING and not rules.prove_before_move)) and not joining
             if budget.moves and target == NOWHERE and movable:
                 moving = state._replace(budget=budget._replace(moves=budget.moves - 1))
@@ -343,6 +345,14 @@ class Model:
         if budget.changes and not state.opened and state.path.target != NOWHERE and state.phases[state.path.target] == GONE:
             for x in [x for x, phase in enumerate(state.phases) if phase == ACTIVE]:
                 yield True, f"another Monitor welcomes the publisher to {NAMES[x]}", self._take_over(state, x)
+
+    def _is_another(self, state: State, x: int) -> bool:
+        """It differs from B in nothing but its name: nobody was sent to either yet. What the Monitor may do with it, it may do
+        with B."""
+        if self.config.deaths or state.budget.moves < self.config.moves:
+            return False
+        proved = all(bool(reader.proved & bit(x)) == bool(reader.proved & bit(1)) for reader in state.readers)
+        return proved and (state.phases[x], state.pipes[x]) == (state.phases[1], state.pipes[1])
 
     def _take_over(self, state: State, x: int) -> State:
         """It knows nothing of moves, and what the one before has said is not heard any more."""

@@ -9,7 +9,9 @@ any more: everything pushed has to be done there.
 
 The promises I1 to I8, L1 and L2 of the protocol are checked against what really happened (`_promises`, `end`), not by asking
 the fold; with `config.checked` the fold's own `check` runs as well. Every state is reached through a dump and a load of the one
-before, and must equal what all records from the start lead to (I5). Not covered: time, priorities, batches.
+before, and must equal what all records from the start lead to (I5). Instances differ in nothing but their names, as do
+producers of equally many messages: those that have done nothing yet begin in their order. Not covered: time, priorities,
+batches.
 """
 
 from __future__ import annotations
@@ -141,7 +143,7 @@ class SharedLog:
         """Everything that may happen next."""
         full = len(world.tail) >= self.config.lag
         for p, count in enumerate(world.pushed):
-            if count < self.config.messages[p] and not full:
+            if count < self.config.messages[p] and not full and (count or self._may_push_first(world, p)):
                 pushed = (*world.pushed[:p], count + 1, *world.pushed[p + 1 :])
                 push = Entry(Push(0, p + 1, count + 1, b""))
                 yield False, f"push {p + 1}-{count + 1}", self._append(world._replace(pushed=pushed), push)
@@ -163,10 +165,19 @@ class SharedLog:
         if world.budget.repeats and not full:
             yield from self._repeat(world)
 
+    def _may_push_first(self, world: World, p: int) -> bool:
+        """All that are as it is have begun."""
+        alike = (before for before, count in enumerate(self.config.messages[:p]) if count == self.config.messages[p])
+        return all(world.pushed[before] for before in alike)
+
+    def _may_pop_first(self, world: World, i: int) -> bool:
+        """All that were as it is have begun, as far as it can be seen."""
+        return world.lives > self.config.instances or all(one.nonce or not one.alive for one in world.instances[:i])
+
     def _consumer(self, world: World, i: int, one: Instance) -> Iterator[Step]:
         name, pop = NAMES[i], (one.life, one.nonce)
         match one.status:
-            case "idle":
+            case "idle" if one.nonce or self._may_pop_first(world, i):
                 asking = one._replace(status=POPPING if self.config.returns else WAITING, nonce=one.nonce + 1)
                 record = Pop(0, one.life, one.nonce + 1, 1, LEASE_MS, WAIT_MS)
                 yield True, f"{name} appends {_show(record)}", self._append(_put(world, i, asking), Entry(record))

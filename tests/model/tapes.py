@@ -47,7 +47,7 @@ from tests.model.moves import Breach
 from tests.model.state import put
 
 BEGIN_MS = 1_000_000
-READING, STANDING, CLOSED, LIVE = range(4)  # of a tape: may be read; has no more just now; nobody writes it; is done with
+READING, CLOSED, LIVE = range(3)  # of a tape: may be read; nobody writes it; is done with
 TOKEN = re.compile(r"(q?)(open|m|w|fin)(\d+)(?:([-!])(\w+))?")
 UNRECORDED = "~"
 Origin = tuple[str, int]
@@ -354,10 +354,6 @@ class TapesModel:
                 yield from self._close(state, world, x)
             elif not self.config.stored:
                 yield from self._attach(state, world, x)
-            if self.config.lagging and state.tapes[x] == READING and self._next(state, world, x) is not None:
-                yield False, f"the tape of {name} stands still", self._tape(state, x, STANDING)
-            elif state.tapes[x] == STANDING:
-                yield True, f"the tape of {name} goes on", self._tape(state, x, READING)
         if any(then.held for then in state.known):
             settled = self._hear(state, world, ())
             yield settled != state, "looks whether a wait has ended", settled
@@ -371,7 +367,7 @@ class TapesModel:
 
     def _read(self, state: TapesState, world: TapedWorld, x: int) -> Iterator[tuple[bool, str, TapesState]]:
         entry, tape, name = self._next(state, world, x), state.tapes[x], world.names[x]
-        if entry is None or tape == STANDING:
+        if entry is None:
             return
         read = state._replace(read=put(state.read, x, state.read[x] + 1))
         frames = " ".join(map(str, entry.frames))
@@ -383,8 +379,10 @@ class TapesModel:
             yield True, f"reads {frames} of {entry.written} from the tape of {name}", after._replace(read=read.read)
 
     def _is_first(self, state: TapesState, world: TapedWorld, entry: TapedEntry) -> bool:
-        """Of those that can be read, none was written earlier."""
-        there = [self._next(state, world, x) for x, tape in enumerate(state.tapes) if tape in (READING, CLOSED)]
+        """Of those that can be read, none was written earlier. In a lagging world the other tapes that somebody writes may
+        stand still meanwhile."""
+        readable = (CLOSED,) if self.config.lagging else (READING, CLOSED)
+        there = [self._next(state, world, x) for x, tape in enumerate(state.tapes) if tape in readable]
         return all(other is None or other.written >= entry.written for other in there)
 
     def _close(self, state: TapesState, world: TapedWorld, x: int) -> Iterator[tuple[bool, str, TapesState]]:
@@ -394,7 +392,7 @@ class TapesModel:
     def _see(self, state: TapesState, world: TapedWorld, x: int) -> Iterator[tuple[bool, str, TapesState]]:
         """The end of what can be read, by a look that began as late as it can have."""
         hidden = world.entries[x][state.read[x] :]
-        if state.tapes[x] == CLOSED or (state.tapes[x] == READING and hidden):
+        if state.tapes[x] == CLOSED or (hidden and not self.config.lagging):
             return
         late = [entry.at for entry in hidden if not self._comes_again(world, x, entry)]
         until = min(late) + UNCONFIRMED_MS - self.config.margin_ms - 1 if late else world.now + 2 * (SKEW_MS + UNCONFIRMED_MS)

@@ -16,7 +16,7 @@ from tests.model.search import Found, explore
 from tests.model.tapes import TapesConfig, TapesModel
 
 log = logging.getLogger(__name__)
-STATES_MIN = 2_000  # that each healthy search visits
+STATES_MIN = 1_000  # that each healthy search visits
 
 
 def messages(first: int, last: int) -> str:

@@ -38,7 +38,7 @@ HEALTHY = {
     "a wait is given up, a lease runs out early": ONE._replace(cancels=1, requeues=1),
     "the living are declared dead": ONE._replace(slanders=1, requeues=1),
     "a lease is extended while monitors end it": ONE._replace(extensions=1, requeues=2),
-    "appends return late": ONE._replace(returns=True, requeues=1),
+    "appends return late": ONE._replace(returns=True, requeues=2),
     "at most two attempts": ONE._replace(max_attempts=2, requeues=2, extensions=1),
 }
 

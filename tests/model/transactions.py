@@ -97,6 +97,7 @@ class TransactionWorld(NamedTuple):
 
 
 Step = tuple[bool, str, TransactionWorld]
+LogView = tuple[bytes, tuple[bytes, ...]]  # as MasterView has it
 
 
 class TransactionModel:
@@ -105,6 +106,8 @@ class TransactionModel:
     def __init__(self, config: TransactionConfig) -> None:
         self.config = config
         self.names = [str(number) for number, _ in enumerate(config.topics)]
+        self._folds: dict[LogView, Fold] = {}  # few beside the worlds; nobody changes one
+        self._durable_numbers: dict[LogView, int] = {}
 
     def start(self) -> TransactionWorld:
         """Every message is leased."""
@@ -262,6 +265,12 @@ class TransactionModel:
         yield owns, f"publishes {payload.decode()}", after, master._replace(forwarding=one._replace(sent=one.sent + 1))
 
     def _durable_number(self, master: MasterView) -> int:
+        view = master.base, master.pending
+        if view not in self._durable_numbers:
+            self._durable_numbers[view] = self._count_durable(master)
+        return self._durable_numbers[view]
+
+    def _count_durable(self, master: MasterView) -> int:
         fold = self._load(master.base)
         unsure = 0  # messages of commits that are not durable
         for entry in master.pending:
@@ -279,9 +288,7 @@ class TransactionModel:
 
     def _with(self, master: MasterView, record: Record) -> MasterView:
         after = master._replace(pending=(*master.pending, encode([record])))
-        fold = self._fold(after)
-        if self.config.fold is Fold:
-            fold.check()
+        self._fold(after)
         return after
 
     def _load(self, data: bytes) -> Fold:
@@ -294,10 +301,15 @@ class TransactionModel:
 
     def _fold(self, master: MasterView) -> Fold:
         """The master's state in memory."""
-        fold = self._load(master.base)
-        for entry in master.pending:
-            for record in decode(entry):
-                fold.apply(record)
+        view = master.base, master.pending
+        fold = self._folds.get(view)
+        if fold is None:
+            fold = self._folds[view] = self._load(master.base)
+            for entry in master.pending:
+                for record in decode(entry):
+                    fold.apply(record)
+            if self.config.fold is Fold:
+                fold.check()
         return fold
 
     def _dump(self, master: MasterView) -> bytes:

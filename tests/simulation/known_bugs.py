@@ -19,11 +19,13 @@ Bug = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class Known(NamedTuple):
-    """put_back: while it is entered the bug is there. seed: the first, from 0 on, whose run shows it. what: kind of run."""
+    """put_back: while it is entered the bug is there. seed: the first, from 0 on, whose run shows it. what: kind of run. cheap:
+    the run takes seconds, so it is in `make test`."""
 
     put_back: Bug
     seed: int
     what: What = What.MESSAGES
+    cheap: bool = False
 
 
 @contextlib.contextmanager
@@ -73,13 +75,15 @@ def _nothing_adopted(children: Any, name: str, pid: int, started: int, log_path:
 
 
 BUGS: dict[str, Known] = {
-    "repeats are delivered": Known(rule(order.OrderMachine, "drop_repeats"), 2),
-    "gaps are not reported": Known(rule(order.OrderMachine, "report_gaps"), 2),
-    "a new path overtakes the one before": Known(rule(order.OrderMachine, "hold_for_fin"), 0),
-    "a publisher begins before it is welcome": Known(rule(path.PathMachine, "await_welcome"), 0),
-    "a publisher's link connects again by itself": Known(_reconnecting_link, 0),
+    "repeats are delivered": Known(rule(order.OrderMachine, "drop_repeats"), 2, cheap=True),
+    "gaps are not reported": Known(rule(order.OrderMachine, "report_gaps"), 2, cheap=True),
+    "a new path overtakes the one before": Known(rule(order.OrderMachine, "hold_for_fin"), 0, cheap=True),
+    "a publisher begins before it is welcome": Known(rule(path.PathMachine, "await_welcome"), 0, cheap=True),
+    "a publisher's link connects again by itself": Known(_reconnecting_link, 0, cheap=True),
     "what was sent on a lost path is not sent again": Known(
-        lambda: put((replay_buffer.ReplayBuffer, "broken", _broken_for_good)), 3
+        lambda: put((replay_buffer.ReplayBuffer, "broken", _broken_for_good)), 3, cheap=True
     ),
-    "an HCM that comes back adopts nothing": Known(lambda: put((machines.SimulatedChildren, "adopt", _nothing_adopted)), 10),
+    "an HCM that comes back adopts nothing": Known(
+        lambda: put((machines.SimulatedChildren, "adopt", _nothing_adopted)), 10, cheap=True
+    ),
 }

@@ -96,7 +96,9 @@ def believed(record: index.StoredRecord) -> index.StoredRecord:
 
 
 BUGS: dict[str, Known] = {
-    "an entry is acknowledged before it is synced": Known(partial(put, (journal.Journal, "perform", _unsynced)), 0, What.TASKS),
+    "an entry is acknowledged before it is synced": Known(
+        partial(put, (journal.Journal, "perform", _unsynced)), 0, What.TASKS, cheap=True
+    ),
     "a put that is sent again is a new one": Known(partial(put, (Sender, "use", _always_new)), 4, What.TASKS),
     "a payload counts as stored before its folder is synced": Known(
         partial(put, (disks.SimulatedDisk, "sync_folder", _sync_all_but_payloads)), 6, What.TASKS
@@ -105,11 +107,11 @@ BUGS: dict[str, Known] = {
     "a snapshot claims less than it has": Known(
         partial(put, (term.MasterTerm, "_begin_dump", _without_what_is_under_way)), 3, What.TASKS
     ),
-    "one store is enough": Known(partial(put, (Appending, "__init__", _one_is_enough)), 2, What.TASKS),
+    "one store is enough": Known(partial(put, (Appending, "__init__", _one_is_enough)), 2, What.TASKS, cheap=True),
     "a master answers before the log is durable": Known(
-        partial(put, (term.MasterTerm, "_append", _answered_early)), 3, What.TASKS
+        partial(put, (term.MasterTerm, "_append", _answered_early)), 3, What.TASKS, cheap=True
     ),
     "a store takes entries of a master that was replaced": Known(
-        partial(put, (storage.SegmentStorage, "add", _unfenced_add)), 16, What.TASKS
+        partial(put, (storage.SegmentStorage, "add", _unfenced_add)), 16, What.TASKS, cheap=True
     ),
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.harness.documented import block
 
 COMMAND_SECONDS = 55
+NO_QUICK_TEST = "fourteen runs; tests/simulation/test_simulation.py has quick ones of each kind"
 
 
 def test_hunting_and_showing_a_run() -> None:

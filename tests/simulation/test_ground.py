@@ -27,6 +27,7 @@ from roq.tools.simulation.surroundings import replaced
 from roq.tools.simulation.threads import SimulatedThreads, sleep
 from tests.simulation.known_bugs import put
 
+pytestmark = pytest.mark.quick
 HERE, THERE = "10.0.3.1", "10.0.3.2"
 Program = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 

@@ -19,7 +19,14 @@ BESIDE = {  # what else happens, with every other seed
 SEEDS = {What.MESSAGES: 12, What.TASKS: 6, What.RECORDED: 4}
 
 
-@pytest.mark.parametrize(("what", "seed"), [(what, seed) for what, count in SEEDS.items() for seed in range(count)])
+CASES = [
+    pytest.param(what, seed, marks=[] if seed else [pytest.mark.quick])
+    for what, count in SEEDS.items()
+    for seed in range(count)
+]
+
+
+@pytest.mark.parametrize(("what", "seed"), CASES)
 def test_every_promise_is_kept_while_hosts_are_left(what: What, seed: int) -> None:
     others = BESIDE[what] if seed % 2 else ()
     run = simulate(seed, faults=plan_leaving(Random(seed), FAULT_SECONDS, others), hosts=4, what=what)

@@ -19,6 +19,7 @@ from roq.tools.simulation.network import Network
 from roq.tools.simulation.surroundings import replaced
 from tests.integration import test_coordination, test_election, test_session_states
 
+pytestmark = pytest.mark.quick
 HERE, SERVER, BEHIND_THE_WIRE = "10.0.3.1", "10.0.0.1", "10.0.0.2"
 Test = Callable[..., Coroutine[Any, Any, None]]
 

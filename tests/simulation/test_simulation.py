@@ -49,6 +49,11 @@ SEEDS = {
     What.TRANSACTIONS: 5,
 }
 AT_ONCE = 5
+QUICK = 2  # seeds of each kind in `make test`
+BATCHES = [(what, (0, QUICK)) for what in SEEDS]
+BATCHES += [
+    (what, (first, min(first + AT_ONCE, count))) for what, count in SEEDS.items() for first in range(QUICK, count, AT_ONCE)
+]
 SECONDS_MIN = 60.0  # that a run simulates
 GIVEN_MIN = {
     What.MESSAGES: 100,
@@ -72,10 +77,10 @@ print(run.hash, run.steps, run.wrong)
 
 
 @pytest.mark.parametrize(
-    ("what", "first"), [(what, first) for what, count in SEEDS.items() for first in range(0, count, AT_ONCE)]
+    ("what", "seeds"), [pytest.param(*one, marks=[] if one[1][0] else [pytest.mark.quick]) for one in BATCHES]
 )
-def test_every_promise_is_kept(what: What, first: int) -> None:
-    for seed in range(first, first + AT_ONCE):
+def test_every_promise_is_kept(what: What, seeds: tuple[int, int]) -> None:
+    for seed in range(*seeds):
         run = simulate(seed, what=what)
         assert not run.wrong, story(shortest(run))
         assert run.seconds >= SECONDS_MIN
@@ -86,7 +91,7 @@ def test_every_promise_is_kept(what: What, first: int) -> None:
 @pytest.mark.parametrize(
     ("what", "seed"),
     [
-        (What.MESSAGES, 3),
+        pytest.param(What.MESSAGES, 3, marks=pytest.mark.quick),
         (What.MESSAGES, 11),
         (What.TASKS, 3),
         (What.TASKS, 5),
@@ -114,7 +119,9 @@ def test_a_seed_is_a_run(what: What, seed: int) -> None:
     assert simulate(seed + 1, what=what).hash != once.hash
 
 
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.quick] if known.cheap else []) for name, known in BUGS.items()]
+)
 def test_a_known_bug_is_found(name: str) -> None:
     known = BUGS[name]
     for seed in range(known.seed, known.seed + TRIES):
@@ -193,6 +200,7 @@ def _weather(seed: int, faults: list[Fault]) -> Run:
     return simulate(seed, 12.0, faults=faults, what=What.TASKS)
 
 
+@pytest.mark.quick
 def test_every_kind_of_fault_is_drawn() -> None:
     assert {fault.kind for seed in range(20) for fault in plan(Random(seed), 40.0)} == WEIGHTS.keys()
     assert {fault.kind for seed in range(20) for fault in plan_tasks(Random(seed), 40.0)} == TASK_WEIGHTS.keys()

@@ -6,26 +6,26 @@ Not covered: whether the words help; see the tests of each error.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from roq.wire.assignment import Overflow, QueueSettings
 from roq.wire.recording import Record
 from roq.wire.work_queue import TaskSettings
+from tests.harness.syntax import PRODUCT, tree
 
-ROOT = Path(__file__).parents[2]
-TREES = [(path, ast.parse(path.read_text())) for name in ("roq", "gcm", "hcm") for path in sorted((ROOT / name).rglob("*.py"))]
 ENUMS = ("Enum", "StrEnum", "IntEnum")
 
 
-def classes() -> Iterator[tuple[Path, ast.ClassDef, set[str]]]:
-    for path, tree in TREES:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                yield path, node, {ast.unparse(base) for base in node.bases}
+@cache
+def classes() -> list[tuple[str, ast.ClassDef, set[str]]]:
+    return [
+        (path, node, {ast.unparse(base) for base in node.bases})
+        for path in PRODUCT
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef)
+    ]
 
 
 @cache
@@ -43,16 +43,16 @@ def fields_of_enums() -> frozenset[str]:
 
 def test_every_enumeration_prints_as_its_value() -> None:
     """A plain Enum in an f-string is `State.X`; a StrEnum is its text, an IntEnum its number."""
-    plain = [f"{path.relative_to(ROOT)}: {node.name}" for path, node, bases in classes() if bases & {"Enum", "enum.Enum"}]
+    plain = [f"{path}: {node.name}" for path, node, bases in classes() if bases & {"Enum", "enum.Enum"}]
     assert not plain
 
 
 def test_no_error_shows_the_repr_of_an_enumeration() -> None:
     assert {"state", "overflow", "kind"} <= fields_of_enums()
     shown = [
-        f"{path.relative_to(ROOT)}:{value.lineno}: {ast.unparse(value.value)}"
-        for path, tree in TREES
-        for error in ast.walk(tree)
+        f"{path}:{value.lineno}: {ast.unparse(value.value)}"
+        for path in PRODUCT
+        for error in ast.walk(tree(path))
         if isinstance(error, ast.Raise)
         for value in ast.walk(error)
         if isinstance(value, ast.FormattedValue)

@@ -12,11 +12,12 @@ import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("roq", "gcm", "hcm")
+from tests.harness.syntax import PACKAGES, PRODUCT, ROOT, sources, tree
+
 FILE_LINES_MAX = 500
 MACHINE_LINES_MAX = 700  # of a pure machine: its transitions belong together
 FUNCTION_LINES_MAX = 50
@@ -94,18 +95,7 @@ RAISED = ("Error", "Refused", "Refusal", "Lost", "Taken", "Failed", "Failure", "
 WORDED: dict[str, int] = {}
 
 
-def sources(*folders: str) -> list[str]:
-    """Every Python file of these top folders, as a path from the root."""
-    return sorted(str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*.py"))
-
-
-PRODUCT = sources(*PACKAGES)
 EVERYTHING = sources(*PACKAGES, "tests", "benchmarks", "tools")
-
-
-@cache
-def tree(path: str) -> ast.Module:
-    return ast.parse((ROOT / path).read_text(), path)
 
 
 def functions(node: ast.AST, outer: str = "") -> Iterator[tuple[str, int]]:
@@ -131,6 +121,11 @@ def imported(node: ast.AST) -> Iterator[str]:
             yield child.module.split(".")[0]
 
 
+@cache
+def libraries(path: str) -> frozenset[str]:
+    return frozenset(imported(tree(path)))
+
+
 def lives_in(path: str, rooms: tuple[str, ...]) -> bool:
     return any(path == f"{room}.py" or path.startswith(f"{room}/") for room in rooms)
 
@@ -149,14 +144,33 @@ def calls(node: ast.AST, name: str, attribute_of: str = "") -> list[int]:
     return found
 
 
+class Outline(NamedTuple):
+    """long: functions over the limit, with their lines. said: whether the file says what it is, or is empty."""
+
+    lines: int
+    long: dict[str, int]
+    said: bool
+
+
+@cache
+def outlines() -> dict[str, Outline]:
+    """Of every file."""
+    found = {}
+    for path in EVERYTHING:
+        text = (ROOT / path).read_text()
+        parsed = tree(path) if path in PRODUCT else ast.parse(text, path)
+        long = {f"{path}::{name}": count for name, count in functions(parsed) if count > FUNCTION_LINES_MAX}
+        found[path] = Outline(len(text.splitlines()), long, not text.strip() or bool(ast.get_docstring(parsed)))
+    return found
+
+
 def sizes() -> dict[str, int]:
     """Everything over its limit, with its number of lines."""
     over = {}
-    for path in EVERYTHING:
-        lines = len((ROOT / path).read_text().splitlines())
-        if lines > (MACHINE_LINES_MAX if path in MACHINES else FILE_LINES_MAX):
-            over[path] = lines
-        over |= {f"{path}::{name}": count for name, count in functions(tree(path)) if count > FUNCTION_LINES_MAX}
+    for path, outline in outlines().items():
+        if outline.lines > (MACHINE_LINES_MAX if path in MACHINES else FILE_LINES_MAX):
+            over[path] = outline.lines
+        over |= outline.long
     return over
 
 
@@ -183,6 +197,7 @@ def said(node: ast.AST) -> Iterator[tuple[int, str]]:
         yield child.lineno, " ".join(" ".join(texts).split())
 
 
+@cache
 def worded() -> dict[str, dict[int, str]]:
     """Path -> line -> text of every log line or error that has a word of this house."""
     found = {path: {line: text for line, text in said(tree(path)) if HOUSE_WORDS.search(text)} for path in PRODUCT}
@@ -292,7 +307,7 @@ def test_such_words_are_found_where_people_read_them(line: str, caught: bool) ->
 
 @pytest.mark.parametrize("library", IMPORTERS)
 def test_a_library_is_imported_only_in_its_room(library: str) -> None:
-    strangers = [path for path in PRODUCT if library in imported(tree(path)) and not lives_in(path, IMPORTERS[library])]
+    strangers = [path for path in PRODUCT if library in libraries(path) and not lives_in(path, IMPORTERS[library])]
     assert not strangers, f"{library} may be imported only by {IMPORTERS[library] or 'nobody'}: {strangers}"
 
 
@@ -324,8 +339,7 @@ def test_no_import_hides_inside_a_function() -> None:
 
 
 def test_every_module_says_what_it_is() -> None:
-    silent = [path for path in EVERYTHING if (ROOT / path).read_text().strip() and not ast.get_docstring(tree(path))]
-    assert not silent
+    assert [path for path, outline in outlines().items() if not outline.said] == []
 
 
 def test_names_say_what_is_inside() -> None:

@@ -15,17 +15,18 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-TIERED = ("integration", "spark", "failure")
+TIERED = ("simulation", "integration", "spark", "failure")
 WHOLE = ("unit", "model", "interop")
 WHY_NOT = re.compile(r"^NO_QUICK_TEST = \".{20,}\"", re.MULTILINE)
 
 
 def is_quick(path: Path) -> bool:
     """Is one of its tests, or one case, in the quick tier?"""
-    return any(
+    text = path.read_text()
+    return "quick" in text and any(
         (isinstance(node, ast.Attribute) and ast.unparse(node) == "pytest.mark.quick")
         or (isinstance(node, ast.Call) and ast.unparse(node.func) == "quick_first")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(ast.parse(text))
     )
 
 

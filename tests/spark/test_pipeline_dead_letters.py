@@ -42,7 +42,6 @@ def counts(queue: str) -> tuple[int, ...]:
     return now.ready, now.delayed, now.leased, now.dead, now.completed, now.inserted
 
 
-@pytest.mark.quick
 def test_groups_examples_and_letters(spark: SparkSession, queue: str, tmp_path: Path) -> None:
     result = run(spark, queue, "--out", f"{tmp_path}/out", "--top", "2", "--examples", "4")
     assert (result.dead, result.analysed, result.patterns) == (45, 45, 3)

@@ -33,7 +33,7 @@ HOSTS, GCMS = 2, 2
 DAEMONS = ("roq-gcm", "roq-hcm")
 SESSION_SECONDS = 3.0
 GAP = 40  # messages between two steps, at least
-CAME, LOST = re.compile(r"(\d)-(\d+) {}"), re.compile(r"lost \D*(\d+) messages")
+CAME = re.compile(r"(\d)-(\d+) {}")
 __all__ = ["installed"]
 
 
@@ -189,7 +189,6 @@ class Load:
 
 
 async def test_up_and_down_daemon_by_daemon(rolling: Rolling) -> None:
-    """Nothing is lost on the way up. On the way down one may be late for a Monitor of 0.1: it is told what it misses."""
     await rolling.start(OLD)
     async with roq.connect(rolling.address) as client:
         await client.create_queue("q", overflow="block")
@@ -199,9 +198,7 @@ async def test_up_and_down_daemon_by_daemon(rolling: Rolling) -> None:
     publishers = [await rolling.member(version, "publish", "q") for version in VERSIONS]
     assert [await one.line() for one in (*subscribers, *publishers)] == ["ready"] * 4
     load = Load(publishers)
-    turned = list[int]()
     for version in (NEW, OLD):
-        turned = list(load.sent)
         assert "Versions" not in await rolling.check()
         for number in range(HOSTS):
             await rolling.host(number, version)
@@ -217,17 +214,14 @@ async def test_up_and_down_daemon_by_daemon(rolling: Rolling) -> None:
             assert await worker.line() == f"{version} 5 6"
     sent = await load.end()
     for member, subscriber in zip(VERSIONS, subscribers, strict=True):
-        came, lines = [list[int]() for _ in sent], list[str]()
-        reported = 0
+        came, others = [list[int]() for _ in sent], list[str]()
         with contextlib.suppress(TimeoutError):
-            while sum(map(len, came)) + reported < sum(sent):
-                lines.append(line := await subscriber.line())
+            while sum(map(len, came)) < sum(sent):
+                line = await subscriber.line()
                 if (found := CAME.fullmatch(line)) is not None:
                     came[int(found[1])].append(int(found[2]))
-                elif (found := LOST.match(line)) is not None:
-                    reported += int(found[1])
+                else:
+                    others.append(line)
         missing = [sorted({*range(count)} - {*some}) for count, some in zip(sent, came, strict=True)]
-        told = f"version {member}: of {sent}, {turned} on the way up, {missing} are missing; {lines[-3:]}; {rolling.logs()}"
-        assert came == [sorted({*some}) for some in came], told
-        assert all(number >= since for some, since in zip(missing, turned, strict=True) for number in some), told
-        assert sum(map(len, missing)) == reported, told
+        told = f"version {member}: of {sent}, {missing} are missing; {others}; {rolling.logs()}"
+        assert came == [[*range(count)] for count in sent], told

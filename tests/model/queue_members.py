@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
+from roq.pubsub.attachments import LISTING_SECONDS
 from roq.pubsub.path import PathMachine
 from roq.wire import monitor as wire
 from roq.wire.frame import FrameKind
 from roq.wire.monitor import ExchangeAddress
+
+AWAY_SECONDS = 4.0  # 3 s of silence until a member looks for its Monitor, and a try
+SPREAD_SECONDS = 1.2  # the silence counts from a member's last answer, which each has had in the second before
 
 
 class Link:
@@ -54,3 +59,62 @@ class SubscriberTwin:
         self.started = False  # has been told so ever
         self.heard = -1e9  # when a Monitor heard of it last
         self.passed_by: set[str] = set()  # tokens: carried without it while it was silent, under a Monitor that has ended since
+
+    def take_list(self, notice: wire.SubscriberWelcome | wire.Exchanges, now: float) -> None:
+        """The Exchanges to be attached to; a welcome lists from the beginning."""
+        self.version = notice.version
+        if isinstance(notice, wire.SubscriberWelcome):
+            self.retired.clear()
+            self.listing_until = now + LISTING_SECONDS if self.attachments else 0.0
+        self.listed = {exchange.token: exchange.id for exchange in notice.exchanges}
+        self._leave_unlisted(now)
+        wanted = [token for token in self.listed if token not in self.retired and not self.failed]
+        self.attachments = {**dict.fromkeys(wanted, False), **self.attachments}
+
+    def _leave_unlisted(self, now: float) -> None:
+        """After a rejoin it keeps for a while what the Monitor may only not have heard of yet."""
+        over = now >= self.listing_until
+        for token in [token for token in self.attachments if token not in self.listed]:
+            if over or token.rpartition("/")[0] in self.listed.values():
+                del self.attachments[token]
+
+    def prove(self, serving: set[str]) -> None:
+        """By what came through these."""
+        for token in self.attachments.keys() & serving:
+            self.attachments[token] = True
+
+    def leave_retired(self, retiring: set[str]) -> None:
+        """RETIRE came through these."""
+        for token in self.attachments.keys() & retiring:
+            del self.attachments[token]
+            self.retired.add(token)
+
+    def report(self, id: int, now: float) -> None:
+        """As of now, to the Monitor that it has joined."""
+        self._leave_unlisted(now)
+        if self.joined:
+            attached = tuple(token for token, proved in self.attachments.items() if proved)
+            self.reports.append(wire.SubscriberReport(id, self.version, attached, 0, 0, 0, 0, 0.0, 0.0, 0.0))
+
+
+class Away:
+    """Members that have to look for a new Monitor: it is elsewhere, and nobody told them. until: by then all have found it."""
+
+    def __init__(self) -> None:
+        self.members: set[int] = set()
+        self.until = -1e9
+
+    def begin(self, members: Iterable[tuple[int, PublisherTwin | SubscriberTwin]], now: float) -> None:
+        """All that had joined the one before. What was on its way is gone."""
+        self.until = now + AWAY_SECONDS
+        for id, twin in members:
+            if twin.joined:
+                self.members.add(id)
+                twin.joined = False
+                twin.notices.clear()
+                twin.reports.clear()
+
+    def found(self, id: int, now: float) -> None:
+        """This one asks the new Monitor: the others will soon."""
+        if id in self.members:
+            self.until = min(self.until, now + SPREAD_SECONDS)

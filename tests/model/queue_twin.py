@@ -13,7 +13,6 @@ hearing of it.
 from __future__ import annotations
 
 from roq.errors import RoqError
-from roq.pubsub.attachments import LISTING_SECONDS
 from roq.pubsub.monitor.membership import Membership
 from roq.pubsub.monitor.records import (
     CARRYING,
@@ -33,7 +32,7 @@ from roq.wire.assignment import FormerProcess, Overflow
 from roq.wire.frame import FrameKind, PathOpening
 from roq.wire.monitor import ExchangeAddress
 from roq.wire.process import Named
-from tests.model.queue_members import Link, PublisherTwin, SubscriberTwin
+from tests.model.queue_members import AWAY_SECONDS, Away, Link, PublisherTwin, SubscriberTwin
 
 EXCHANGES, PUBLISHERS, SUBSCRIBERS = "ABC", (11, 12), (21, 22)
 LATE_SECONDS = 4.0  # after a Monitor's start an Exchange may report no sooner
@@ -59,8 +58,9 @@ class Queue:
         self.recorded: set[str] = set()  # by the GCM: all that were left behind at hosts that are not back
         self.begun = -1e9
         self.left = Named({}, False)  # what the replaced Monitor will say when it is fenced
-        self.missed: dict[int, float] = {}  # those it named, that lived: until when the new Monitor has to wait for them
+        self.missed: dict[int, float] = {}  # those that lived before: until when the new Monitor waits for them
         self.come_over: set[int] = set()  # publishers that obeyed that Monitor until then
+        self.away = Away()
         self.drains: dict[str, str] = {}  # waiter → Exchange
         self.asked = 0
 
@@ -97,7 +97,8 @@ class Queue:
         carrying = self.monitor.carrying()
         for id, known in self.monitor.subscribers.items():
             twin = self.subscribers[id]
-            if twin.started and not twin.failed and known.reported and not carrying <= known.attached:
+            missed = {token for token in carrying - known.attached if not twin.attachments.get(token)}
+            if twin.started and not twin.failed and known.reported and missed:
                 assert known.passed_by, f"{id} is not told that it was passed by"
 
     def no_one_sends_through(self, exchange: ExchangeAddress) -> None:
@@ -232,6 +233,7 @@ class Queue:
             twin = self.publishers[id] = PublisherTwin()
             self.perform(self.monitor.leave(id, self.now))
             current = None
+        self.away.found(id, self.now)
         try:
             place = (current.id, current.token) if current else ("", "")
             request = wire.JoinPublisher(id, twin.machine.path, *place, wire.PROTOCOL)
@@ -308,6 +310,7 @@ class Queue:
         while twin.reports:  # they were sent before, on the same connection
             self.subscriber_report_arrives(id)
         if not twin.joined:
+            self.away.found(id, self.now)
             try:
                 request = wire.JoinSubscriber(id, (">",), twin.started, wire.PROTOCOL)
                 twin.notices.append(self.monitor.join_subscriber(request, b"%d" % id, self.now))
@@ -323,45 +326,21 @@ class Queue:
         if isinstance(notice, wire.SubscriberWelcome) or (
             isinstance(notice, wire.Exchanges) and notice.version >= twin.version
         ):
-            twin.version = notice.version
-            if isinstance(notice, wire.SubscriberWelcome):
-                twin.retired.clear()
-                twin.listing_until = self.now + LISTING_SECONDS if twin.attachments else 0.0
-            twin.listed = {exchange.token: exchange.id for exchange in notice.exchanges}
-            self.leave_unlisted(twin)
-            wanted = [token for token in twin.listed if token not in twin.retired and not twin.failed]
-            twin.attachments = {**dict.fromkeys(wanted, False), **twin.attachments}
+            twin.take_list(notice, self.now)
         elif isinstance(notice, wire.Rejoin):
             twin.joined = False
             self.subscriber_joins(id)
 
-    def leave_unlisted(self, twin: SubscriberTwin) -> None:
-        """After a rejoin it keeps for a while what the Monitor may only not have heard of yet."""
-        over = self.now >= twin.listing_until
-        for token in [token for token in twin.attachments if token not in twin.listed]:
-            if over or token.rpartition("/")[0] in twin.listed.values():
-                del twin.attachments[token]
-
     def attachments_are_proved(self, id: int) -> None:
-        twin = self.subscribers[id]
-        serving = {exchange.token for exchange in self.alive.values()}
-        for token in twin.attachments.keys() & serving - self.retiring:
-            twin.attachments[token] = True
+        self.subscribers[id].prove({exchange.token for exchange in self.alive.values()} - self.retiring)
         self.subscriber_reports(id)
 
     def retire_arrives(self, id: int) -> None:
-        twin = self.subscribers[id]
-        for token in twin.attachments.keys() & self.retiring:
-            del twin.attachments[token]
-            twin.retired.add(token)
+        self.subscribers[id].leave_retired(self.retiring)
         self.subscriber_reports(id)
 
     def subscriber_reports(self, id: int) -> None:
-        twin = self.subscribers[id]
-        self.leave_unlisted(twin)
-        if twin.joined:
-            attached = tuple(token for token, proved in twin.attachments.items() if proved)
-            twin.reports.append(wire.SubscriberReport(id, twin.version, attached, 0, 0, 0, 0, 0.0, 0.0, 0.0))
+        self.subscribers[id].report(id, self.now)
 
     def subscriber_report_arrives(self, id: int) -> None:
         if self.subscribers[id].reports:
@@ -381,7 +360,7 @@ class Queue:
         """It knows nothing any more; one Exchange reports late to it."""
         self.missed.clear()
         self.left = Named(self.left.subscribers, False)
-        self._begin()
+        self._begin(sought=False)
         if late in self.alive:
             self.late[late] = self.now + LATE_SECONDS
 
@@ -392,16 +371,33 @@ class Queue:
             self.recorded.add(lost)
             self.left = self.monitor.named(self.now)
             self.missed.clear()
-            self._begin()
+            self._begin(sought=True)
 
-    def _begin(self) -> None:
+    def host_stops(self, lost: str) -> None:
+        """That of the only Monitor, and of this Exchange: nobody names anybody to the Monitor that is made elsewhere, and a
+        member looks for it once its own has been silent for long enough."""
+        self.exchange_dies(lost)
+        living = [id for id, one in self.subscribers.items() if one.told and self.now - one.heard <= LIVING_SECONDS]
+        self.missed, self.come_over = dict.fromkeys(living, self.now + AWAY_SECONDS), set(PUBLISHERS)
+        self.left = Named({}, False)
+        self.away.begin([*self.publishers.items(), *self.subscribers.items()], self.now)
+        self._begin(sought=True)
+
+    def _come_back(self) -> None:
+        """Each tries until it is in."""
+        for id in sorted(self.away.members):
+            (self.publisher_joins if id in PUBLISHERS else self.subscriber_joins)(id)
+            if (self.publishers.get(id) or self.subscribers[id]).joined:
+                self.away.members.discard(id)
+
+    def _begin(self, sought: bool) -> None:
         """A new process of the Monitor. The GCM gives it what lives on at hosts that are not back, as often as it starts."""
         for id, known in self.monitor.subscribers.items():
             silent = self.now - self.subscribers[id].heard > PROVING_SILENT_SECONDS
             missed = self.monitor.carrying() - known.attached if silent else set()
             self.subscribers[id].passed_by.update(missed)
         left = [FormerProcess(f"exchange/q/{id}", "h", id, lease_seconds=FENCE_SECONDS) for id in sorted(self.recorded)]
-        self.monitor = Membership(1, USE, None, self.now, FormerExchanges(left, self.now))
+        self.monitor = Membership(1, USE, None, self.now, FormerExchanges(left, self.now), sought)
         self.begun = self.now
         self.drains.clear()
         self.retiring.clear()
@@ -441,6 +437,8 @@ class Queue:
 
     def second_passes(self, seconds: float) -> None:
         self.now += seconds
+        if self.now >= self.away.until:
+            self._come_back()
         for id in [id for id, until in self.former.items() if self.now >= until]:
             self.exchange_dies(id)
         for id in self.alive:

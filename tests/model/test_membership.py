@@ -50,6 +50,7 @@ SELDOM: dict[str, tuple[Any, ...]] = {
     "monitor_is_replaced": (EXCHANGES,),
     "former_is_fenced": (),
 }
+WITH_STOPS = {**SELDOM, "host_stops": (EXCHANGES,)}
 
 
 def starts(id: str) -> list[Step]:
@@ -83,13 +84,13 @@ def shorten(steps: list[Step]) -> list[Step]:
     return steps
 
 
-def find(seed: int) -> str:
+def find(seed: int, seldom: dict[str, tuple[Any, ...]] = SELDOM) -> str:
     """The first walk that fails, shortened; "" if none does."""
     chance = random.Random(seed)
     for _ in range(WALKS):
         steps = [step for id in EXCHANGES[: chance.randint(1, 3)] for step in starts(id)]
         for _ in range(STEPS):
-            kinds = SELDOM if chance.random() < 0.1 else OFTEN
+            kinds = seldom if chance.random() < 0.1 else OFTEN
             name = chance.choice(list(kinds))
             steps.append((name, tuple(chance.choice(domain) for domain in kinds[name])))
         if walk(steps):
@@ -102,6 +103,17 @@ def find(seed: int) -> str:
 def test_any_order_of_events(seed: int) -> None:
     found = find(seed)
     assert not found, found
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 4])
+def test_any_order_of_events_when_nobody_is_left_to_name_the_subscribers(seed: int) -> None:
+    found = find(seed, WITH_STOPS)
+    assert not found, found
+
+
+def test_who_has_to_look_for_the_monitor_has_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ExpectedSubscribers, "had", lambda self, seconds, begun, now: now - begun >= seconds)
+    assert "can't get" in find(4, WITH_STOPS)
 
 
 def retire_as_soon_as_told(self: Membership, exchange: str) -> bool:

@@ -127,7 +127,8 @@ def test_a_row_that_is_too_large_is_found_before_any_row_is_published(
             writer.commit([large], 3)
         writer.abort([large], 3)
         writer.commit([told(others, 1)], 3)
-        with connected.subscriber(queue, start="earliest", follow="stored") as reader:  # what is only routed is stored a little later
+        # what is only routed is stored a little later
+        with connected.subscriber(queue, start="earliest", follow="stored") as reader:
             assert [message.payload for message in islice(reader, len(others))] == others
 
 

@@ -1,40 +1,36 @@
-"""The Monitor's membership machine: what one that takes over does not know yet, who is not waited for, and bounds of waits.
+"""The Monitor's membership machine: what one that takes over does not know yet, and who is not waited for.
 Random order of everything: tests/model/test_membership.py.
 """
 
 from __future__ import annotations
 
-import contextlib
-
 import msgspec
 import pytest
 
-from roq.errors import DeadlineExceeded, NotReady
+from roq.errors import NotReady
 from roq.pubsub.monitor.membership import (
-    ACTIVE_ANSWER_SECONDS,
-    DRAIN_ANSWER_SECONDS,
     EXCHANGE_SILENT_SECONDS,
-    JOINING_ALL_SECONDS,
-    MOVE_ANSWER_SECONDS,
     NEWCOMER_SECONDS,
     NOBODY_SECONDS,
     REJOIN_SECONDS,
     Membership,
 )
-from roq.pubsub.monitor.records import JOINING_SECONDS, PROVING_SECONDS, PROVING_SILENT_SECONDS, ExchangeState
+from roq.pubsub.monitor.records import PROVING_SECONDS, PROVING_SILENT_SECONDS, ExchangeState
 from roq.pubsub.monitor.takeover import EXPECTED_SECONDS, LIVING_SECONDS, FormerExchanges
 from roq.wire import monitor as wire
 from roq.wire.assignment import FormerProcess
 from roq.wire.process import Named
-from tests.unit.small_queue import USE, P, Queue, S, T, notices, replies
+from tests.unit.small_queue import USE, Queue, S, T, notices
 
 OLD = FormerProcess("exchange/q/old", "h", "old", lease_seconds=12.0)
 ANOTHER = FormerProcess("exchange/q/another", "h", "another", lease_seconds=12.0)
 
 
-def taken_over(*exchanges: str, expected: dict[int, float] | None = None, former: FormerExchanges | None = None) -> Queue:
+def taken_over(
+    *exchanges: str, expected: dict[int, float] | None = None, former: FormerExchanges | None = None, sought: bool = False
+) -> Queue:
     queue = Queue()
-    queue.machine = Membership(3, USE, expected, queue.now, former)
+    queue.machine = Membership(3, USE, expected, queue.now, former, sought)
     for id in exchanges:
         queue.exchange(id)
     return queue
@@ -49,6 +45,29 @@ def test_no_exchange_becomes_active_because_nobody_is_known_to_subscribe() -> No
     queue.tick(REJOIN_SECONDS, "A")
     assert queue.state("A") is ExchangeState.STARTING, "nobody has come back: they may only be slow"
     queue.tick(NOBODY_SECONDS - REJOIN_SECONDS, "A")
+    assert queue.state("A") is ExchangeState.ACTIVE
+
+
+@pytest.mark.parametrize(
+    ("found", "active"), [(0.1, REJOIN_SECONDS + 0.1), (3.1, REJOIN_SECONDS + 3.1), (4.0, EXPECTED_SECONDS)]
+)
+def test_who_has_to_look_for_the_monitor_has_the_time_since_the_first_one_had_found_it(found: float, active: float) -> None:
+    queue = taken_over("A", sought=True)
+    queue.subscribe()  # a stranger: it says nothing about those of the time before
+    queue.proves("A/1")
+    queue.tick(found, "A")
+    with pytest.raises(NotReady):
+        queue.join(path=3, exchange="B")
+    queue.tick(active - found - 0.1, "A")
+    assert queue.state("A") is ExchangeState.STARTING, "another one may look for it"
+    queue.tick(0.2, "A")
+    assert queue.state("A") is ExchangeState.ACTIVE
+
+
+def test_who_was_named_is_known_wherever_it_looks() -> None:
+    queue = taken_over("A", expected={S: 100.0}, sought=True)
+    queue.subscribe()
+    queue.proves("A/1")
     assert queue.state("A") is ExchangeState.ACTIVE
 
 
@@ -397,101 +416,3 @@ def test_who_reports_but_never_reads_holds_up_the_others_for_a_bounded_time_only
     assert queue.state("A") is ExchangeState.STARTING, "nobody else has proved it: nothing is known to come through"
     queue.proves("A/2")
     assert queue.state("A") is ExchangeState.ACTIVE
-
-
-# --- bounds of requests -------------------------------------------------------------------------------------------------
-
-
-def test_an_exchange_that_never_comes_is_not_awaited_for_ever() -> None:
-    queue = Queue("A")
-    queue.machine.await_active("B", "waiter", queue.now)
-    assert replies(queue.tick(ACTIVE_ANSWER_SECONDS - 0.1, "A")) == []
-    [late] = replies(queue.tick(0.1, "A"))
-    assert isinstance(late, DeadlineExceeded)
-    assert "Exchange 'B' is not known" in str(late)
-    assert replies(queue.tick(60.0, "A")) == []
-
-
-def just_joined_and_gone(queue: Queue, number: int) -> None:
-    """A consumer that crashes at once and is started again: it joins, and is not heard of any more."""
-    queue.subscribe(1000 + number)
-
-
-def test_a_relocation_waits_for_those_who_join_but_not_for_one_after_the_other() -> None:
-    queue = Queue("A", "B")
-    queue.join()
-    queue.opened(1, "A")
-    just_joined_and_gone(queue, 0)
-    asked = queue.now
-    assert notices(queue.move("B"), wire.Relocate) == []
-    told: list[wire.Relocate] = []
-    while not told:
-        assert queue.now <= asked + JOINING_ALL_SECONDS, "it waits for ever"
-        queue.at(1, "A")
-        told = notices(queue.tick(0.5, "A", "B"), wire.Relocate)
-        with contextlib.suppress(NotReady):  # it has to wait for the move now
-            just_joined_and_gone(queue, int(queue.now * 2))
-    assert queue.now >= asked + JOINING_ALL_SECONDS
-
-
-def test_a_later_relocation_is_held_for_those_who_join_again() -> None:
-    queue = Queue("A", "B")
-    for path, at, to in ((1, "A", "B"), (2, "B", "A")):
-        queue.tick(JOINING_ALL_SECONDS, "A", "B")
-        queue.join(path=path if path > 1 else 0, exchange=at if path > 1 else "")
-        queue.opened(path, at)
-        just_joined_and_gone(queue, path)
-        assert notices(queue.move(to), wire.Relocate) == []
-        queue.at(path, at)
-        assert len(notices(queue.tick(JOINING_SECONDS, "A", "B"), wire.Relocate)) == 1
-        queue.fin(path, at)
-        queue.opened(path + 1, to)
-
-
-def test_a_replay_waits_for_those_who_join_but_not_for_one_after_the_other() -> None:
-    """Of many publishers, each has its turn."""
-    queue = Queue("A")
-    first, waiting = queue.now, {P, P + 1}
-    while waiting:
-        assert queue.now <= first + REJOIN_SECONDS + JOINING_ALL_SECONDS, "it waits for ever"
-        just_joined_and_gone(queue, int(queue.now * 2))
-        for id in sorted(waiting):
-            with contextlib.suppress(NotReady):
-                assert queue.join(id, path=4, exchange="gone").path == 5
-                waiting.discard(id)
-        queue.tick(0.5, "A")
-
-
-def test_an_exchange_is_proved_although_one_joins_after_the_other() -> None:
-    queue = Queue()
-    just_joined_and_gone(queue, 0)
-    queue.exchange("A")
-    began = queue.now
-    while queue.state("A") is ExchangeState.STARTING:
-        assert queue.now <= began + PROVING_SECONDS + 1.0, "it waits for ever"
-        just_joined_and_gone(queue, int(queue.now - 99))
-        queue.tick(1.0, "A")
-
-
-def test_a_drain_waits_for_a_publisher_that_never_goes_but_not_for_ever() -> None:
-    queue = Queue("A", "B")
-    queue.join()
-    assert replies(queue.drain("A")) == []
-    for second in range(1, int(DRAIN_ANSWER_SECONDS) + 1):
-        queue.at(1, "A")
-        found = replies(queue.tick(1.0, "A", "B"))
-        assert bool(found) == (second == DRAIN_ANSWER_SECONDS), second
-    assert isinstance(found[0], DeadlineExceeded)
-
-
-def test_a_move_is_answered_when_its_time_is_over() -> None:
-    queue = Queue("A", "B")
-    queue.join()
-    queue.move("B")
-    queue.machine.publishers[P].deadline = queue.now + 2 * MOVE_ANSWER_SECONDS
-    for second in range(1, int(MOVE_ANSWER_SECONDS) + 1):
-        queue.at(1, "A")
-        found = replies(queue.tick(1.0, "A", "B"))
-        assert bool(found) == (second == MOVE_ANSWER_SECONDS), second
-    assert isinstance(found[0], DeadlineExceeded)
-    assert "not all moved" in str(found[0])

@@ -84,10 +84,12 @@ class Membership:
         expected: Mapping[int, float] | None = None,
         begun: float | None = None,
         former: FormerExchanges | None = None,
+        sought: bool = False,
     ) -> None:
         """`terms_of_use`: a welcome of which only term, overflow and max_frame_bytes are used. expected: subscribers that will
         come back, and when each was heard last; None if nobody can name them. begun: when this Monitor took over from another
-        one; None if it is the first of a new queue. former: what that one's host may have left behind."""
+        one; None if it is the first of a new queue. former: what that one's host may have left behind. sought: see
+        ExpectedSubscribers."""
         self.former = former or FormerExchanges()
         self.term = term
         self.version = 1
@@ -103,7 +105,7 @@ class Membership:
         self._held_since: float | None = None  # since when something has waited for subscribers that join
         self._started = begun or 0.0
         self._begun = begun
-        self._expected = ExpectedSubscribers(expected, self._started)
+        self._expected = ExpectedSubscribers(expected, self._started, sought)
 
     # --- Exchanges ----------------------------------------------------------------------------------------------------
 
@@ -160,6 +162,8 @@ class Membership:
         """Assign an Exchange, or confirm the one a rejoining publisher is on. Raises NotReady; for a producer ProducerFenced,
         IncompatibleVersion."""
         self._started = self._started or now
+        if request.path:
+            self._expected.found(now)
         self._check_fences(request, now)
         if not request.path and not self.all_back(now):
             raise NotReady("this Monitor has taken over: not every subscriber may have come back to it yet")
@@ -328,6 +332,8 @@ class Membership:
     def join_subscriber(self, request: wire.JoinSubscriber, peer: bytes, now: float) -> wire.SubscriberWelcome:
         """Note a subscriber; it is ready when it has proved its attachments. Raises NotReady while publishers move,
         IncompatibleVersion if it can't read what they send."""
+        if request.returning:
+            self._expected.found(now)
         needed = max((one.needs for one in self.publishers.values()), default=1)
         if request.protocol < needed:
             raise IncompatibleVersion("publishers of this queue send headers, RoQ 0.1 can't read them: upgrade this subscriber")
@@ -570,7 +576,7 @@ class Membership:
         """Whether they are all back, or have had so many seconds and none that lives is awaited."""
         if self._begun is None or self._expected.all_in(self.subscribers):
             return True
-        return now - self._begun >= seconds and not self._expected.awaited(self.subscribers, now)
+        return self._expected.had(seconds, self._begun, now) and not self._expected.awaited(self.subscribers, now)
 
     def expect(self, named: Named, now: float) -> None:
         """A Monitor before this one names the subscribers it had."""

@@ -61,7 +61,7 @@ class Monitor:
         self._statistics = Statistics()
         self._heard_subscribers = HeardSubscribers()
         self._restarted = spec.restarted  # in this term
-        self._membership = self._fresh_membership(None, spec.restarted or process.term > 1)
+        self._membership = self._fresh_membership(None, spec.restarted or process.term > 1, sought=not spec.restarted)
         self._responders = ResponderList(self._membership)
         self._watches: dict[str, ExchangeWatch] = {}
         self._marks_watched = False
@@ -95,7 +95,8 @@ class Monitor:
             audited=ADMINISTRATIVE,
         )
 
-    def _fresh_membership(self, expected: dict[int, float] | None, takes_over: bool = True) -> Membership:
+    def _fresh_membership(self, expected: dict[int, float] | None, takes_over: bool, sought: bool) -> Membership:
+        self._found = False  # by one who was a member before it took over
         nowhere = wire.ExchangeAddress("", "", 0, 0)
         settings = self._process.settings
         use = wire.PublisherWelcome(self._process.term, 0, nowhere, settings.overflow, settings.max_frame_bytes)
@@ -105,7 +106,7 @@ class Monitor:
             asyncio.get_running_loop().call_later(seconds + 0.01, self._look)  # a loop's clock may be early
         now = time.monotonic()
         lives = [life for life in self._process.former if life.exchange]
-        return Membership(self._process.term, use, expected, now, FormerExchanges(lives, now))
+        return Membership(self._process.term, use, expected, now, FormerExchanges(lives, now), sought)
 
     def _fenced(self, term: int) -> Named | None:
         """The queue is led elsewhere: everybody shall look there at once. Whom the Monitor of that term has to wait for."""
@@ -148,7 +149,8 @@ class Monitor:
             self._statistics = Statistics()
             self._watermarks = Watermarks()  # a publisher that has not rejoined yet is not gone
             activated = (before.role, process.role) == (MonitorRole.BACKUP, MonitorRole.ACTIVE)
-            self._membership = self._fresh_membership(self._heard_subscribers.expected(time.monotonic()) if activated else None)
+            expected = self._heard_subscribers.expected(time.monotonic()) if activated else None
+            self._membership = self._fresh_membership(expected, takes_over=True, sought=activated)
             self._responders = ResponderList(self._membership)
             self._heard_subscribers = HeardSubscribers()
             self._restarted = False
@@ -171,6 +173,7 @@ class Monitor:
             raise NotReady("this is a backup Monitor: ask the active one")
         match request:
             case wire.JoinPublisher():
+                self._look_in_time(request.path > 0)
                 self._perform(self._membership.fence(request, peer, now))
                 welcome = self._membership.join_publisher(request, peer, now)
                 if request.protocol < wire.PROTOCOL_0_2:
@@ -178,6 +181,7 @@ class Monitor:
                 self._statistics.join_publisher(request.publisher, now, request.path)
                 return msgspec.structs.replace(welcome, monitors=self._process.monitors, monitor=wire.SERVER_PROTOCOL)
             case wire.JoinSubscriber():
+                self._look_in_time(request.returning)
                 self._responders.joins(request)
                 joined = self._membership.join_subscriber(request, peer, now)
                 return msgspec.structs.replace(joined, monitors=self._process.monitors)
@@ -310,6 +314,12 @@ class Monitor:
             self._membership.stood_still(still, now)
         self._looked = now
         return now
+
+    def _look_in_time(self, returns: bool) -> None:
+        """When the first one of the time before has found this Monitor, the others have so many seconds from then on."""
+        if returns and not self._found:
+            self._found = True
+            asyncio.get_running_loop().call_later(REJOIN_SECONDS + 0.01, self._look)
 
     def _look(self) -> None:
         """Time has passed for which something waited."""

@@ -13,6 +13,7 @@ themselves when their HCM has not renewed it (HeartbeatBoard.renew_lease). Each 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Container, Iterable, Mapping
 
 from roq.runtime.liveness import FailureDetector
@@ -49,9 +50,12 @@ class HeardSubscribers:
 
 
 class ExpectedSubscribers:
-    """Named at `now` (monotonic seconds) by somebody who knew all; heard: when each was heard last, None if nobody has yet."""
+    """Named at `now` (monotonic seconds) by somebody who knew all; heard: when each was heard last, None if nobody has yet.
+    sought: they have to look for this Monitor, which is not where the one before it was."""
 
-    def __init__(self, heard: Mapping[int, float] | None = None, now: float = 0.0) -> None:
+    def __init__(self, heard: Mapping[int, float] | None = None, now: float = 0.0, sought: bool = False) -> None:
+        self._sought = sought
+        self._found = math.inf  # when the first member had found this Monitor
         self._named: set[int] = set()
         self._living: set[int] = set()
         self._until = 0.0
@@ -88,6 +92,17 @@ class ExpectedSubscribers:
     def awaited(self, present: Container[int], now: float) -> bool:
         """Whether one that lives is still to come back, and not too late."""
         return now < self._until and any(one not in present for one in self._living)
+
+    def found(self, now: float) -> None:
+        """A member of the time before asks to join."""
+        self._found = min(self._found, now)
+
+    def had(self, seconds: float, begun: float, now: float) -> bool:
+        """Whether they have had so many seconds to come back. If nobody named them and each has to look for this Monitor, after
+        the same silence, these count from when the first had found it; EXPECTED_SECONDS are enough in any case."""
+        if self._sought and not self._all:
+            begun = max(begun, min(self._found, begun + EXPECTED_SECONDS - seconds))
+        return now - begun >= seconds
 
     def stood_still(self, seconds: float) -> None:
         """Nobody could be heard for so long."""

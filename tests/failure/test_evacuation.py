@@ -21,7 +21,7 @@ from tests.harness.traffic import Traffic
 
 HOSTS = 4  # three copies, and one host more
 LEAVE_SECONDS = 60.0
-NO_QUICK_TEST = "tests/integration/test_evacuation.py has the quick one; this one has an image and containers to make"
+NO_QUICK_TEST = "an image and containers have to be made, and a host has to be emptied under load"
 pytestmark = pytest.mark.timeout(300)
 
 

@@ -23,7 +23,6 @@ from roq.errors import TemporaryError
 from roq.testing import DockerCluster
 from roq.wire.fleet import FleetLimits, MachineState
 
-pytestmark = pytest.mark.quick
 CLUSTER = {"gcms": 1, "hcms": 1, "exchanges_max": 1}
 WAIT_SECONDS = 50.0
 
@@ -91,6 +90,7 @@ async def test_a_container_comes_for_an_exchange_is_replaced_and_given_back(elas
     asked.close()
 
 
+@pytest.mark.quick
 def test_a_container_of_somebody_else_is_left_alone(whole_cluster: DockerCluster, engine: Any) -> None:
     network = f"roq-{whole_cluster.token}"
     provider = DockerProvider("roq:latest", network, 30.0)
@@ -106,6 +106,7 @@ def test_a_container_of_somebody_else_is_left_alone(whole_cluster: DockerCluster
         other.remove(force=True)
 
 
+@pytest.mark.quick
 def test_a_container_has_its_card_for_its_user_alone_and_is_made_once(whole_cluster: DockerCluster, engine: Any) -> None:
     provider = DockerProvider("roq:latest", f"roq-{whole_cluster.token}", 30.0)
     spec = HostSpec(f"roq-{whole_cluster.token}-7", whole_cluster.token, {"ROQ_ZOOKEEPER": "198.18.0.9"}, b"a card")

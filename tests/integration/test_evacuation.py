@@ -82,7 +82,6 @@ async def publish_stored(client: roq.Cluster, queue: str, stop: asyncio.Event, s
             stored.append(number)
 
 
-@pytest.mark.quick
 async def test_a_host_is_evacuated_under_load_then_stopped_and_removed(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, hosts=4) as (local, client):
         host = (await client.create_work_queue("work", write_quorum=3)).record.master_host

@@ -42,6 +42,6 @@ BUGS: dict[str, Known] = {
         partial(put, (queries, "counted", _all_there)), 11, What.SHUFFLE, cheap=True
     ),
     "what is cut anew is read by a table that was not counted": Known(
-        partial(put, (record.ShuffleRecord, "describe", _by_the_last_table)), 4, What.SHUFFLE
+        partial(put, (record.ShuffleRecord, "describe", _by_the_last_table)), 15, What.SHUFFLE
     ),
 }

@@ -67,6 +67,7 @@ GIVEN_MIN = {
 TRIES = 12  # runs to find a bug that is put back, from the seed on that showed it when this was written
 BUGS = known_bugs.BUGS | known_task_bugs.BUGS | known_shuffle_bugs.BUGS | known_recording_bugs.BUGS | known_group_bugs.BUGS
 BUGS |= known_transaction_bugs.BUGS | known_producer_bugs.BUGS
+pytestmark = pytest.mark.timeout(240)  # a time-out leaves threads of a run behind, which nothing else in this process survives
 SHOW = """
 import sys
 from roq.tools.simulation.run import What, simulate

@@ -21,7 +21,7 @@ from tests.failure.test_recorded import WAIT_SECONDS, RecordedLoad, recorded
 
 CLUSTER = {"gcms": 1, "hcms": 3}
 MEMBERS, LEASE_SECONDS, STAY_SECONDS = 3, 5.0, 1.0
-COMINGS_MIN = 3 * MEMBERS  # how often members come before the load ends: they left under it
+COMINGS_MIN = 2 * MEMBERS  # before the load ends: some have left under it. What one leaves with stops its topics for a lease
 
 
 class Members:
@@ -101,7 +101,7 @@ async def group_at_work(client: roq.Cluster) -> AsyncIterator[tuple[RecordedLoad
         try:
             yield load, info.record.master_host
             async with asyncio.timeout(WAIT_SECONDS):
-                while members.joined <= COMINGS_MIN:
+                while members.joined < COMINGS_MIN:
                     await load.flowing()
             await load.finish()
             await members.finish(load)

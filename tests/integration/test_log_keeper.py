@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from roq.errors import Closed, LogFenced, LogTrimmed, LogUnavailable
 from roq.log.replicated import metadata
 from roq.log.replicated.metadata import SegmentState
 from roq.log.replicated.owner import now_ms
+from roq.log.replicated.reader import ANSWER_SECONDS
 from roq.log.replicated.repairer import LogRepairer
 from roq.log.replicated.settings import RepairSettings
 from roq.log.replicated.writer import LogWriter
@@ -212,6 +214,21 @@ async def test_what_was_trimmed_is_deleted_and_readers_are_told(rig: StoreRig) -
     await LogRepairer(keeper, AT_ONCE).sweep()
     for host in "abc":
         assert await segments_on(rig, host) == {segment.id}
+
+
+async def test_a_lost_host_is_asked_last_though_it_answered_last(rig: StoreRig) -> None:
+    """It is silent: who takes over reads on at once, as the directory knows that it is lost."""
+    await rig.start("abc")
+    writer, reader = await rig.writer(), rig.reader()
+    await append(writer, 1, 10)
+    await writer.roll()
+    await reader.refresh()
+    assert len(await reader.read(0)) == 10
+    lost = reader._preferred
+    rig.stores[lost].signal(signal.SIGSTOP)
+    rig.static.alive.discard(lost)
+    async with asyncio.timeout(ANSWER_SECONDS / 2):
+        assert [position for position, _ in await reader.read(5)] == list(range(6, 11))
 
 
 async def test_a_trim_ends_between_segments_and_may_leave_none(rig: StoreRig) -> None:

@@ -83,7 +83,8 @@ class SegmentReader:
         later = [one.first for one in segment.fragments if one.first > position]
         last = min(later) - 1 if later else max(segment.last, 0)  # 0: up to what is confirmed
         last = min(last or up_to, up_to) if up_to else last
-        nodes = sorted(fragment.nodes, key=lambda node: node != self._preferred)
+        live = self.stores.directory.hosts()
+        nodes = sorted(fragment.nodes, key=lambda node: (node not in live, node != self._preferred))
         silent: list[str] = []
         none_yet: list[str] = []  # nodes that know of nothing more
         for node in nodes:

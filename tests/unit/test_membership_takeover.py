@@ -16,7 +16,7 @@ from roq.pubsub.monitor.membership import (
     Membership,
 )
 from roq.pubsub.monitor.records import PROVING_SECONDS, PROVING_SILENT_SECONDS, ExchangeState
-from roq.pubsub.monitor.takeover import EXPECTED_SECONDS, LIVING_SECONDS, FormerExchanges
+from roq.pubsub.monitor.takeover import EXPECTED_SECONDS, LIVING_SECONDS, ExpectedSubscribers, FormerExchanges
 from roq.wire import monitor as wire
 from roq.wire.assignment import FormerProcess
 from roq.wire.process import Named
@@ -62,6 +62,14 @@ def test_who_has_to_look_for_the_monitor_has_the_time_since_the_first_one_had_fo
     assert queue.state("A") is ExchangeState.STARTING, "another one may look for it"
     queue.tick(0.2, "A")
     assert queue.state("A") is ExchangeState.ACTIVE
+
+
+def test_the_time_in_which_nobody_could_be_heard_does_not_count() -> None:
+    expected = ExpectedSubscribers(None, 100.0, sought=True)
+    expected.found(103.0)
+    expected.stood_still(0.4)
+    assert not expected.had(REJOIN_SECONDS, 100.4, 103.3 + REJOIN_SECONDS)
+    assert expected.had(REJOIN_SECONDS, 100.4, 103.5 + REJOIN_SECONDS)
 
 
 def test_who_was_named_is_known_wherever_it_looks() -> None:

@@ -107,6 +107,7 @@ class ExpectedSubscribers:
     def stood_still(self, seconds: float) -> None:
         """Nobody could be heard for so long."""
         self._until += seconds
+        self._found += seconds
 
 
 class FormerExchanges:

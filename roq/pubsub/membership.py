@@ -59,6 +59,7 @@ class ClientMembership:
         self._monitors: dict[str, RpcClient] = {}  # by endpoint: all that are known
         self._leader = ""  # endpoint of the one we are with
         self._term = 0
+        self._before: wire.ReadyCount | None = None  # what the last Monitor said when it ended
         self._heard = 0.0
         self._joined = False
         self._stopped = False
@@ -108,7 +109,7 @@ class ClientMembership:
                 raise NotReady(f"queue {self._queue!r} has no serving Monitor yet")
             self._listen_to(info.monitors)
             self._leader = info.monitors[0].clients_endpoint()
-        request = self._member.join_request()
+        request = msgspec.structs.replace(self._member.join_request(), before=self._before)
         expect: Any = wire.PublisherWelcome if isinstance(request, wire.JoinPublisher) else wire.SubscriberWelcome
         rpc = self._monitors[self._leader]
         welcome = await rpc.request(request, expect, max(0.1, min(JOIN_SECONDS, left_seconds)))
@@ -175,8 +176,8 @@ class ClientMembership:
             case wire.Rejoin():
                 self._joined = False
                 self._again.set()
-            case wire.Standby():
-                self._leader, self._joined = "", False  # it leads no more: ask who does
+            case wire.Standby(_, ready):
+                self._leader, self._joined, self._before = "", False, ready  # it leads no more: ask who does
                 self._again.set()
             case wire.Monitors(_, monitors):
                 self._listen_to(monitors)

@@ -51,6 +51,15 @@ class ExchangeAddress(msgspec.Struct, frozen=True, array_like=True):
 # --- publishers -------------------------------------------------------------------------------------------------------
 
 
+class ReadyCount(msgspec.Struct, frozen=True, array_like=True):
+    """Of the subscribers that were told that they are ready, so many lived when the Monitor of this term ended. all: with the
+    silent ones; None if there may have been others."""
+
+    term: int
+    living: int
+    all: int | None
+
+
 class JoinPublisher(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """I want to publish. A publisher that rejoins after silence says where it is: path > 0 and its Exchange."""
 
@@ -62,6 +71,7 @@ class JoinPublisher(msgspec.Struct, frozen=True, tag=True, array_like=True):
     needs: int = 1  # as in PublisherReport.protocol
     above: int = 0  # of a producer: its paths are above this one, and nobody of this id publishes on lower ones any more
     prefer: str = ""  # Exchange it was on last: what it left there comes before what follows
+    before: ReadyCount | None = None  # as the Monitor it was with said when it ended
 
 
 class PublisherWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -134,6 +144,7 @@ class JoinSubscriber(msgspec.Struct, frozen=True, tag=True, array_like=True):
     returning: bool = False  # an earlier Monitor had told it that it is ready
     protocol: int = 1
     service: Service | None = None  # requests reach it on a topic of its own, see requests.py
+    before: ReadyCount | None = None  # as in JoinPublisher
 
 
 class SubscriberWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -235,9 +246,10 @@ class Rejoin(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Standby(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Answer of a backup Monitor to every report: I live, and don't lead."""
+    """I don't lead: ask who does. A backup Monitor's answer to every report, and the last word of one that ends."""
 
     term: int
+    ready: ReadyCount | None = None  # by one that ends: to be told to the one that follows
 
 
 class Monitors(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 import roq
 from roq.errors import MessagesLost
+from roq.pubsub.membership import SILENT_SECONDS
 from tests.integration.running import RunningCluster
 
 SESSION_SECONDS = 2.0
@@ -60,6 +62,36 @@ class Flow:
         assert self.received == sorted(set(self.received))
         missing = set(range(self.received[0], self.received[-1] + 1)) - set(self.received)
         assert missing <= {number for event in self.told for number in range(event.first, event.last + 1)}
+
+
+async def test_the_monitors_host_is_stopped(three_hosts: RunningCluster) -> None:
+    """It says so: nobody has to find out by its silence, and nobody is waited for but those that there were."""
+    flows, loop = [Flow(), Flow()], asyncio.get_running_loop()
+    async with roq.connect(three_hosts.zookeeper) as client, AsyncExitStack() as subscribers:
+        await client.create_queue("flow", overflow="block")
+        publisher = client.publisher("flow")
+        reading = []
+        for flow in flows:
+            subscriber = client.subscriber("flow", on_lost=flow.told.append)
+            reading.append(loop.create_task(flow.read(await subscribers.enter_async_context(subscriber))))
+        await publisher.open()
+        writing = loop.create_task(flows[0].publish(publisher))
+        for flow in flows:
+            await flow.until_received(50, 5)
+        host = (await client.queue("flow")).record.monitor_host
+        await asyncio.to_thread(three_hosts.call, three_hosts.local.stop_host(host))
+        sent = publisher.messages
+        waited = max([await flow.until_received(sent + 50, FLOWING_SECONDS) for flow in flows])
+        assert waited < SILENT_SECONDS, "they have looked for their Monitor because it did not answer"
+        flows[0].stop.set()
+        await writing
+        await publisher.flush()
+        for flow in flows:
+            await flow.until_received(publisher.messages, 5)
+            assert flow.received == list(range(1, publisher.messages + 1))
+        await publisher.close()
+        for one in reading:
+            one.cancel()
 
 
 @pytest.mark.parametrize("replication", [1, 2])

@@ -41,6 +41,7 @@ class PublisherTwin:
         self.reports: deque[wire.PublisherReport] = deque()
         self.joined = False
         self.lost = ""
+        self.before: wire.ReadyCount | None = None  # the last word of a Monitor that was stopped
 
 
 class SubscriberTwin:
@@ -55,6 +56,7 @@ class SubscriberTwin:
         self.notices: deque[Any] = deque()
         self.reports: deque[wire.SubscriberReport] = deque()
         self.joined = self.failed = False
+        self.before: wire.ReadyCount | None = None  # as a publisher's
         self.told = False  # that it is ready, by whatever Monitor
         self.started = False  # has been told so ever
         self.heard = -1e9  # when a Monitor heard of it last
@@ -62,6 +64,8 @@ class SubscriberTwin:
 
     def take_list(self, notice: wire.SubscriberWelcome | wire.Exchanges, now: float) -> None:
         """The Exchanges to be attached to; a welcome lists from the beginning."""
+        if isinstance(notice, wire.Exchanges) and notice.version < self.version:
+            return
         self.version = notice.version
         if isinstance(notice, wire.SubscriberWelcome):
             self.retired.clear()
@@ -97,24 +101,31 @@ class SubscriberTwin:
             self.reports.append(wire.SubscriberReport(id, self.version, attached, 0, 0, 0, 0, 0.0, 0.0, 0.0))
 
 
+Members = Iterable[tuple[int, PublisherTwin | SubscriberTwin]]
+
+
 class Away:
-    """Members that have to look for a new Monitor: it is elsewhere, and nobody told them. until: by then all have found it."""
+    """Members that have to look for a new Monitor: it is elsewhere. until: by then all have found it."""
 
     def __init__(self) -> None:
         self.members: set[int] = set()
+        self._told: set[int] = set()  # those that don't find out by its silence
         self.until = -1e9
 
-    def begin(self, members: Iterable[tuple[int, PublisherTwin | SubscriberTwin]], now: float) -> None:
-        """All that had joined the one before. What was on its way is gone."""
+    def begin(self, members: Members, word: wire.Standby, to: Iterable[int], now: float) -> None:
+        """All that had joined the one before; `to` these it has told so. What else was on its way is gone."""
         self.until = now + AWAY_SECONDS
+        self._told.clear()
         for id, twin in members:
             if twin.joined:
                 self.members.add(id)
                 twin.joined = False
                 twin.notices.clear()
                 twin.reports.clear()
+                twin.before = word.ready if id in to else None
+                self._told.update({id} & {*to})
 
     def found(self, id: int, now: float) -> None:
-        """This one asks the new Monitor: the others will soon."""
-        if id in self.members:
+        """This one asks the new Monitor: the others that the silence tells will soon."""
+        if id in self.members - self._told:
             self.until = min(self.until, now + SPREAD_SECONDS)

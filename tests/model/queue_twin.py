@@ -24,7 +24,7 @@ from roq.pubsub.monitor.records import (
     Notify,
     Retire,
 )
-from roq.pubsub.monitor.takeover import EXPECTED_SECONDS, LIVING_SECONDS, FormerExchanges
+from roq.pubsub.monitor.takeover import EXPECTED_SECONDS, LIVING_SECONDS, FormerExchanges, Takeover
 from roq.pubsub.path import CloseLink, OpenLink, Reuse, SendFin, SendOpen
 from roq.pubsub.path import Instruction as PathInstruction
 from roq.wire import monitor as wire
@@ -36,6 +36,7 @@ from tests.model.queue_members import AWAY_SECONDS, Away, Link, PublisherTwin, S
 
 EXCHANGES, PUBLISHERS, SUBSCRIBERS = "ABC", (11, 12), (21, 22)
 LATE_SECONDS = 4.0  # after a Monitor's start an Exchange may report no sooner
+STEP_SECONDS = 0.5
 FENCE_SECONDS = 8.0  # until a former Exchange has stopped by itself
 USE = wire.PublisherWelcome(1, 0, ExchangeAddress("", "", 0, 0), Overflow.DROP, 1000)
 
@@ -45,7 +46,8 @@ class Queue:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.monitor = Membership(1, USE)
+        self.term = 1
+        self.monitor = Membership(self.term, USE)
         self.alive: dict[str, ExchangeAddress] = {}
         self.incarnation = 0
         self.frames_in: dict[str, int] = {}  # of an Exchange's present life
@@ -236,7 +238,7 @@ class Queue:
         self.away.found(id, self.now)
         try:
             place = (current.id, current.token) if current else ("", "")
-            request = wire.JoinPublisher(id, twin.machine.path, *place, wire.PROTOCOL)
+            request = wire.JoinPublisher(id, twin.machine.path, *place, wire.PROTOCOL, before=twin.before)
             twin.notices.append(self.monitor.join_publisher(request, b"%d" % id, self.now))
             twin.joined = True
         except RoqError:
@@ -263,16 +265,12 @@ class Queue:
 
     def notice_arrives(self, id: int) -> None:
         twin = self.publishers[id]
-        if not twin.notices:
-            return
-        notice = twin.notices.popleft()
-        if isinstance(notice, wire.Relocate | wire.PublisherWelcome):
-            for path in [path for path, link in twin.links.items() if link.exchange.token == notice.abandon]:
-                if path in twin.links:
-                    self.lose(id, path)
-        match notice:
-            case wire.PublisherWelcome(path=path, exchange=exchange) | wire.Relocate(path=path, exchange=exchange):
-                self.direct(id, twin.machine.assign(exchange, path))
+        match twin.notices.popleft() if twin.notices else None:
+            case wire.PublisherWelcome() | wire.Relocate() as place:
+                for path in [path for path, link in twin.links.items() if link.exchange.token == place.abandon]:
+                    if path in twin.links:
+                        self.lose(id, path)
+                self.direct(id, twin.machine.assign(place.exchange, place.path))
             case wire.Rejoin():
                 self.publisher_joins(id)
 
@@ -312,7 +310,7 @@ class Queue:
         if not twin.joined:
             self.away.found(id, self.now)
             try:
-                request = wire.JoinSubscriber(id, (">",), twin.started, wire.PROTOCOL)
+                request = wire.JoinSubscriber(id, (">",), twin.started, wire.PROTOCOL, before=twin.before)
                 twin.notices.append(self.monitor.join_subscriber(request, b"%d" % id, self.now))
                 twin.joined = True
             except RoqError:
@@ -320,16 +318,12 @@ class Queue:
 
     def subscriber_takes_notice(self, id: int) -> None:
         twin = self.subscribers[id]
-        if not twin.notices:
-            return
-        notice = twin.notices.popleft()
-        if isinstance(notice, wire.SubscriberWelcome) or (
-            isinstance(notice, wire.Exchanges) and notice.version >= twin.version
-        ):
-            twin.take_list(notice, self.now)
-        elif isinstance(notice, wire.Rejoin):
-            twin.joined = False
-            self.subscriber_joins(id)
+        match twin.notices.popleft() if twin.notices else None:
+            case wire.SubscriberWelcome() | wire.Exchanges() as notice:
+                twin.take_list(notice, self.now)
+            case wire.Rejoin():
+                twin.joined = False
+                self.subscriber_joins(id)
 
     def attachments_are_proved(self, id: int) -> None:
         self.subscribers[id].prove({exchange.token for exchange in self.alive.values()} - self.retiring)
@@ -373,20 +367,26 @@ class Queue:
             self.missed.clear()
             self._begin(sought=True)
 
-    def host_stops(self, lost: str) -> None:
-        """That of the only Monitor, and of this Exchange: nobody names anybody to the Monitor that is made elsewhere, and a
-        member looks for it once its own has been silent for long enough."""
+    def host_stops(self, lost: str, told: tuple[int, ...]) -> None:
+        """That of the only Monitor, and of this Exchange. The Monitor tells its members that it ends, and how many subscribers
+        there are; only these get to hear it, the others find out by its silence."""
         self.exchange_dies(lost)
         living = [id for id, one in self.subscribers.items() if one.told and self.now - one.heard <= LIVING_SECONDS]
         self.missed, self.come_over = dict.fromkeys(living, self.now + AWAY_SECONDS), set(PUBLISHERS)
         self.left = Named({}, False)
-        self.away.begin([*self.publishers.items(), *self.subscribers.items()], self.now)
+        word = self.monitor.standby(self.now, self.term)
+        self.away.begin([*self.publishers.items(), *self.subscribers.items()], word, told, self.now)
         self._begin(sought=True)
 
     def _come_back(self) -> None:
-        """Each tries until it is in."""
-        for id in sorted(self.away.members):
+        """Who has looked for the Monitor for long enough, and publishers whose reports it does not know."""
+        away = self.away.members if self.now >= self.away.until else set()
+        late = PUBLISHERS if self.now >= self.begun + AWAY_SECONDS else ()
+        unknown = {id for id in late if self.publishers[id].joined and id not in self.monitor.publishers}
+        for id in sorted(away | unknown):
             (self.publisher_joins if id in PUBLISHERS else self.subscriber_joins)(id)
+            for _ in range(len(self.publishers[id].notices) if id in PUBLISHERS else 0):
+                self.notice_arrives(id)
             if (self.publishers.get(id) or self.subscribers[id]).joined:
                 self.away.members.discard(id)
 
@@ -397,15 +397,15 @@ class Queue:
             missed = self.monitor.carrying() - known.attached if silent else set()
             self.subscribers[id].passed_by.update(missed)
         left = [FormerProcess(f"exchange/q/{id}", "h", id, lease_seconds=FENCE_SECONDS) for id in sorted(self.recorded)]
-        self.monitor = Membership(1, USE, None, self.now, FormerExchanges(left, self.now), sought)
+        self.term += sought
+        self.monitor = Membership(self.term, USE, Takeover(self.now, None, FormerExchanges(left, self.now), sought))
         self.begun = self.now
         self.drains.clear()
         self.retiring.clear()
 
     def somebody_is_served(self, id: int) -> None:
         """3 s after its Exchange died a publisher knows where to go on."""
-        told = [notice for notice in self.publishers[id].notices if isinstance(notice, wire.Relocate)]
-        assert told, f"publisher {id} waits for the dead"
+        assert any(isinstance(one, wire.Relocate) for one in self.publishers[id].notices), f"publisher {id} waits for the dead"
 
     def obeys_former(self, twin: PublisherTwin) -> bool:
         current = twin.machine.current
@@ -416,8 +416,8 @@ class Queue:
         for id in list(self.former):
             self.come_over = {publisher for publisher, twin in self.publishers.items() if self.obeys_former(twin)}
             self.exchange_dies(id)
-            self.monitor.former.gone(id, "h")
-            self.monitor.expect(self.left, self.now)
+            self.monitor.takeover.former.gone(id, "h")
+            self.monitor.takeover.expect(self.left, self.now)
             living = [one for one, silent in self.left.subscribers.items() if silent <= LIVING_SECONDS]
             self.missed = dict.fromkeys(living, self.now + EXPECTED_SECONDS)
 
@@ -436,15 +436,16 @@ class Queue:
             self.drains.pop(f"drain {self.asked}")
 
     def second_passes(self, seconds: float) -> None:
-        self.now += seconds
-        if self.now >= self.away.until:
+        """In steps that are short beside every bound."""
+        for step in [STEP_SECONDS] * round(seconds / STEP_SECONDS):
+            self.now += step
+            for id in [id for id, until in self.former.items() if self.now >= until]:
+                self.exchange_dies(id)
+            for id in self.alive:
+                if id not in self.former and self.now >= self.late.get(id, 0.0):
+                    self.report_exchange(id)
             self._come_back()
-        for id in [id for id, until in self.former.items() if self.now >= until]:
-            self.exchange_dies(id)
-        for id in self.alive:
-            if id not in self.former and self.now >= self.late.get(id, 0.0):
-                self.report_exchange(id)
-        self.perform(self.monitor.tick(self.now))
+            self.perform(self.monitor.tick(self.now))
 
     def calm_second(self) -> None:
         self.calm()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from roq.pubsub.monitor.membership import (
-    Membership,
-)
+from roq.pubsub.monitor.membership import Membership
 from roq.pubsub.monitor.records import AnswerDue, ExchangeState, Instruction, Notify
+from roq.pubsub.monitor.takeover import FormerExchanges, Takeover
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 from roq.wire.frame import PathOpening
@@ -91,3 +90,13 @@ def notices(instructions: list[Instruction], kind: type[Any]) -> list[Any]:
 
 def replies(instructions: list[Instruction]) -> list[Any]:
     return [one.reply for one in instructions if isinstance(one, AnswerDue)]
+
+
+def taken_over(
+    *exchanges: str, expected: dict[int, float] | None = None, former: FormerExchanges | None = None, sought: bool = False
+) -> Queue:
+    queue = Queue()
+    queue.machine = Membership(3, USE, Takeover(queue.now, expected, former, sought))
+    for id in exchanges:
+        queue.exchange(id)
+    return queue

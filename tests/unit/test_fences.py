@@ -16,7 +16,8 @@ from roq.errors import NotReady
 from roq.pubsub.exchange.forwarder import Forwarder
 from roq.pubsub.exchange.process import MonitorConnection
 from roq.pubsub.exchange.recorder import Recorder
-from roq.pubsub.monitor.membership import EXCHANGE_SILENT_SECONDS, NEWCOMER_SECONDS, Membership
+from roq.pubsub.monitor.membership import EXCHANGE_SILENT_SECONDS, Membership
+from roq.pubsub.monitor.takeover import NEWCOMER_SECONDS, Takeover
 from roq.runtime.observe import Counters
 from roq.runtime.rpc import RpcServer
 from roq.wire import monitor as wire
@@ -42,7 +43,7 @@ def report(queue: Membership, id: str, now: float) -> None:
 @pytest.fixture
 def successor() -> Membership:
     """Of a queue that nobody subscribes to; one of its two Exchanges has reported to it."""
-    queue = Membership(3, USE, {}, BEGUN)
+    queue = Membership(3, USE, Takeover(BEGUN, {}))
     report(queue, "a", BEGUN + 0.1)
     return queue
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from roq.errors import FrameError, IncompatibleVersion, InvalidHeaders
 from roq.pubsub.monitor.membership import Membership
+from roq.pubsub.monitor.takeover import Takeover
 from roq.pubsub.subscription import Message
 from roq.wire import monitor as wire
 from roq.wire.frame import (
@@ -251,7 +252,7 @@ def test_what_is_needed_outlives_a_monitor() -> None:
 
 
 def test_a_monitor_that_has_taken_over_says_nothing_of_subscribers_it_may_not_know() -> None:
-    machine = Membership(3, USE, {S: 100.0}, 100.0)
+    machine = Membership(3, USE, Takeover(100.0, {S: 100.0}))
     assert machine.understood(100.5) == 0
     machine.join_subscriber(wire.JoinSubscriber(S, (">",), True, OLD), b"s", 100.5)
     assert machine.understood(100.6) == OLD

@@ -9,11 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from roq.errors import NotReady
-from roq.pubsub.monitor.membership import (
-    MOVE_SECONDS,
-    REJOIN_SECONDS,
-)
+from roq.pubsub.monitor.membership import MOVE_SECONDS
 from roq.pubsub.monitor.records import JOINING_SECONDS, ExchangeState, Notify, SubscriberRecord, WatchExchange
+from roq.pubsub.monitor.takeover import REJOIN_SECONDS
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 from tests.unit.small_queue import P, Queue, S, T, address, notices, replies

@@ -9,12 +9,11 @@ from roq.pubsub.monitor.membership import (
     EXCHANGE_SILENT_SECONDS,
     LINK_SECONDS,
     PUBLISHER_SILENT_SECONDS,
-    REJOIN_SECONDS,
     SUBSCRIBER_SILENT_SECONDS,
     Membership,
 )
 from roq.pubsub.monitor.records import JOINING_SECONDS, AnswerDue, ExchangeState, Retire, Unwatch, WatchExchange
-from roq.pubsub.monitor.takeover import HEARD_SECONDS, KNOWN_SECONDS, HeardSubscribers
+from roq.pubsub.monitor.takeover import HEARD_SECONDS, KNOWN_SECONDS, REJOIN_SECONDS, HeardSubscribers, Takeover
 from roq.wire import monitor as wire
 from tests.unit.small_queue import USE, P, Queue, S, T, address, notices, replies
 
@@ -246,7 +245,7 @@ def test_who_lost_its_exchange_waits_for_a_restarted_monitor_to_know_the_subscri
 
 def test_an_activated_backup_waits_for_the_subscribers_that_reported_to_it_only() -> None:
     queue = Queue()
-    queue.machine = Membership(3, USE, {S: queue.now, T: queue.now})
+    queue.machine = Membership(3, USE, Takeover(None, {S: queue.now, T: queue.now}))
     queue.exchange("A")
     for subscriber in (S, T):
         with pytest.raises(NotReady, match="come back"):

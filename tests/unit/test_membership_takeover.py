@@ -8,32 +8,24 @@ import msgspec
 import pytest
 
 from roq.errors import NotReady
-from roq.pubsub.monitor.membership import (
-    EXCHANGE_SILENT_SECONDS,
+from roq.pubsub.monitor.membership import EXCHANGE_SILENT_SECONDS
+from roq.pubsub.monitor.records import PROVING_SECONDS, PROVING_SILENT_SECONDS, ExchangeState
+from roq.pubsub.monitor.takeover import (
+    EXPECTED_SECONDS,
+    LIVING_SECONDS,
     NEWCOMER_SECONDS,
     NOBODY_SECONDS,
     REJOIN_SECONDS,
-    Membership,
+    ExpectedSubscribers,
+    FormerExchanges,
 )
-from roq.pubsub.monitor.records import PROVING_SECONDS, PROVING_SILENT_SECONDS, ExchangeState
-from roq.pubsub.monitor.takeover import EXPECTED_SECONDS, LIVING_SECONDS, ExpectedSubscribers, FormerExchanges
 from roq.wire import monitor as wire
 from roq.wire.assignment import FormerProcess
 from roq.wire.process import Named
-from tests.unit.small_queue import USE, Queue, S, T, notices
+from tests.unit.small_queue import Queue, S, T, notices, taken_over
 
 OLD = FormerProcess("exchange/q/old", "h", "old", lease_seconds=12.0)
 ANOTHER = FormerProcess("exchange/q/another", "h", "another", lease_seconds=12.0)
-
-
-def taken_over(
-    *exchanges: str, expected: dict[int, float] | None = None, former: FormerExchanges | None = None, sought: bool = False
-) -> Queue:
-    queue = Queue()
-    queue.machine = Membership(3, USE, expected, queue.now, former, sought)
-    for id in exchanges:
-        queue.exchange(id)
-    return queue
 
 
 # --- who subscribes ---------------------------------------------------------------------------------------------------
@@ -66,10 +58,9 @@ def test_who_has_to_look_for_the_monitor_has_the_time_since_the_first_one_had_fo
 
 def test_the_time_in_which_nobody_could_be_heard_does_not_count() -> None:
     expected = ExpectedSubscribers(None, 100.0, sought=True)
-    expected.found(103.0)
+    expected.returns(103.0, None, None)
     expected.stood_still(0.4)
-    assert not expected.had(REJOIN_SECONDS, 100.4, 103.3 + REJOIN_SECONDS)
-    assert expected.had(REJOIN_SECONDS, 100.4, 103.5 + REJOIN_SECONDS)
+    assert expected.until(REJOIN_SECONDS, 100.4) == pytest.approx(103.4 + REJOIN_SECONDS)
 
 
 def test_who_was_named_is_known_wherever_it_looks() -> None:
@@ -168,7 +159,7 @@ def test_a_replay_waits_for_those_that_the_monitor_before_named_but_not_for_ever
     queue.subscribe(S)
     queue.proves("A/1", id=S)
     queue.tick(REJOIN_SECONDS - 0.1, "A")
-    queue.machine.expect(Named({S: 1.0, T: LIVING_SECONDS}, True), queue.now)
+    queue.machine.takeover.expect(Named({S: 1.0, T: LIVING_SECONDS}, True), queue.now)
     named = queue.now
     while queue.now < named + EXPECTED_SECONDS:
         assert queue.state("A") is ExchangeState.STARTING, queue.now
@@ -183,7 +174,7 @@ def test_what_was_active_before_they_were_named_is_waited_for_too() -> None:
     queue = taken_over("A")
     queue.tick(NEWCOMER_SECONDS, "A")
     assert queue.state("A") is ExchangeState.ACTIVE
-    queue.machine.expect(Named({S: 0.0}, True), queue.now)
+    queue.machine.takeover.expect(Named({S: 0.0}, True), queue.now)
     for path in (0, 4):
         with pytest.raises(NotReady, match="come back"):
             queue.join(path=path, exchange="gone")
@@ -195,7 +186,7 @@ def test_what_was_active_before_they_were_named_is_waited_for_too() -> None:
 def test_with_those_back_that_are_named_there_may_be_others() -> None:
     """Named by a Monitor that was not the last one before this, or had only just taken over itself."""
     queue = taken_over("A")
-    queue.machine.expect(Named({S: 0.0}, False), queue.now)
+    queue.machine.takeover.expect(Named({S: 0.0}, False), queue.now)
     queue.subscribe(S)
     queue.proves("A/1", id=S)
     assert queue.state("A") is ExchangeState.STARTING
@@ -207,7 +198,7 @@ def test_with_those_back_that_are_named_there_may_be_others() -> None:
 
 def test_all_that_were_named_by_several_are_waited_for() -> None:
     queue = taken_over("A", expected={S: 100.0})
-    queue.machine.expect(Named({T: 0.0}, False), queue.now)
+    queue.machine.takeover.expect(Named({T: 0.0}, False), queue.now)
     queue.subscribe(S)
     queue.proves("A/1", id=S)
     with pytest.raises(NotReady, match="taken over"):
@@ -221,7 +212,7 @@ def test_all_that_were_named_by_several_are_waited_for() -> None:
 def test_who_will_hardly_come_back_is_not_waited_for(why: str) -> None:
     queue = taken_over("A")
     silent = LIVING_SECONDS + 0.1 if why == "silent for long" else 0.0
-    queue.machine.expect(Named({S: 0.0, T: silent}, True), queue.now)
+    queue.machine.takeover.expect(Named({S: 0.0, T: silent}, True), queue.now)
     queue.subscribe(S)
     queue.proves("A/1", id=S)
     if why == "has left":
@@ -258,7 +249,7 @@ def test_nobody_new_is_ready_while_a_life_of_a_lost_host_may_carry_messages() ->
     queue.subscribe()
     queue.tick(NEWCOMER_SECONDS, "A")
     assert heard(queue, "A/1") == wire.Heard(3, False, ("Exchange old of the lost host h, which may go on for 7 s",))
-    queue.machine.former.gone("old", "h")
+    queue.machine.takeover.former.gone("old", "h")
     assert notices(queue.tick(0.0, "A"), wire.Heard) == [wire.Heard(3, True)], "it is told at once"
     assert notices(queue.tick(0.0, "A"), wire.Heard) == []
 

@@ -7,14 +7,9 @@ from __future__ import annotations
 import contextlib
 
 from roq.errors import DeadlineExceeded, NotReady
-from roq.pubsub.monitor.membership import (
-    ACTIVE_ANSWER_SECONDS,
-    DRAIN_ANSWER_SECONDS,
-    JOINING_ALL_SECONDS,
-    MOVE_ANSWER_SECONDS,
-    REJOIN_SECONDS,
-)
+from roq.pubsub.monitor.membership import ACTIVE_ANSWER_SECONDS, DRAIN_ANSWER_SECONDS, JOINING_ALL_SECONDS, MOVE_ANSWER_SECONDS
 from roq.pubsub.monitor.records import JOINING_SECONDS, PROVING_SECONDS, ExchangeState
+from roq.pubsub.monitor.takeover import REJOIN_SECONDS
 from roq.wire import monitor as wire
 from tests.unit.small_queue import P, Queue, notices, replies
 

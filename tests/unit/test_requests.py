@@ -267,7 +267,7 @@ class Listing:
 
     def __init__(self, begun: float | None = None) -> None:
         self.queue = Queue("A")
-        self.queue.machine._begun = begun
+        self.queue.machine.takeover.begun = begun
         self.list = ResponderList(self.queue.machine)
         self.away = set[bytes]()
 

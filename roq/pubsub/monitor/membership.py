@@ -22,7 +22,7 @@ that carries messages is proved by every ready subscriber. While `_settled`, not
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 
 import msgspec
 
@@ -53,7 +53,7 @@ from roq.pubsub.monitor.records import (
     Unwatch,
     WatchExchange,
 )
-from roq.pubsub.monitor.takeover import ExpectedSubscribers, FormerExchanges
+from roq.pubsub.monitor.takeover import LIVING_SECONDS, NEWCOMER_SECONDS, NOBODY_SECONDS, REJOIN_SECONDS, Takeover
 from roq.wire import monitor as wire
 from roq.wire.frame import PathOpening
 from roq.wire.process import Named
@@ -63,9 +63,6 @@ PUBLISHER_SILENT_SECONDS = 10.0  # a publisher that has not reported for this lo
 SUBSCRIBER_SILENT_SECONDS = 30.0  # the user's loop may be busy; then it is evicted so that the others can go on
 EXCHANGE_GONE_SECONDS = 15.0  # for so long subscribers keep their place at a dead Exchange whose publishers must replay
 LINK_SECONDS = 0.5  # an Exchange that reports so long after a link to it broke is alive
-REJOIN_SECONDS = 1.5  # after a Monitor's start: its members rejoin within a report's interval
-NOBODY_SECONDS = 3.0  # that long if no subscriber has: they may only be slow to notice
-NEWCOMER_SECONDS = 5.0  # what may harm in silence waits for the slowest: 3 s until it looks for its Monitor, and two tries
 JOINING_ALL_SECONDS = 5.0  # moves wait this long while one joins after the other, as a consumer does that crashes at once
 MOVE_SECONDS = 10.0  # a publisher that has not ended its path by then is not counted as moved
 # Longer than whoever asks waits; without a bound of our own, requests whose asker is gone would use up the places for requests.
@@ -81,16 +78,10 @@ class Membership:
         self,
         term: int,
         terms_of_use: wire.PublisherWelcome,
-        expected: Mapping[int, float] | None = None,
-        begun: float | None = None,
-        former: FormerExchanges | None = None,
-        sought: bool = False,
+        takeover: Takeover | None = None,
     ) -> None:
-        """`terms_of_use`: a welcome of which only term, overflow and max_frame_bytes are used. expected: subscribers that will
-        come back, and when each was heard last; None if nobody can name them. begun: when this Monitor took over from another
-        one; None if it is the first of a new queue. former: what that one's host may have left behind. sought: see
-        ExpectedSubscribers."""
-        self.former = former or FormerExchanges()
+        """`terms_of_use`: a welcome of which only term, overflow and max_frame_bytes are used. takeover: of another Monitor."""
+        self.takeover = takeover or Takeover()
         self.term = term
         self.version = 1
         self._use = terms_of_use
@@ -103,9 +94,7 @@ class Membership:
         self._settled = False  # nothing waits for a subscriber: what one reports changes nothing but itself
         self._joined = 0.0  # when a subscriber did last
         self._held_since: float | None = None  # since when something has waited for subscribers that join
-        self._started = begun or 0.0
-        self._begun = begun
-        self._expected = ExpectedSubscribers(expected, self._started, sought)
+        self._started = self.takeover.begun or 0.0
 
     # --- Exchanges ----------------------------------------------------------------------------------------------------
 
@@ -120,14 +109,14 @@ class Membership:
         if known is not None:
             out.append(Unwatch(known.address))
         fresh = Exchange(address, report.host, now, peer, report.protocol)
-        if self._begun is not None and known is None:  # later: one that has forwarded anything was known to somebody
-            fresh.may_carry = now - self._begun < NEWCOMER_SECONDS or report.frames_in > 0
+        if self.takeover.begun is not None and known is None:  # later: one that has forwarded anything was known to somebody
+            fresh.may_carry = self.takeover.young(NEWCOMER_SECONDS, now) or report.frames_in > 0
         if known is not None:  # another life of it: its publishers replay once it, or another one, is proved
             self._lose(known.address, now)
             fresh.state = known.state
             fresh.on(ExchangeEvent.RESTARTED)
         self.exchanges[address.id] = fresh
-        self.former.gone(address.id, report.host)  # it obeys this Monitor, and is proved like any other
+        self.takeover.former.gone(address.id, report.host)  # it obeys this Monitor, and is proved like any other
         self.version += 1
         fresh.listed = self.version
         for one in self.subscribers.values():  # whoever kept it unlisted may be about to leave it
@@ -163,7 +152,7 @@ class Membership:
         IncompatibleVersion."""
         self._started = self._started or now
         if request.path:
-            self._expected.found(now)
+            self.takeover.returns(now, self._last(request.before))
         self._check_fences(request, now)
         if not request.path and not self.all_back(now):
             raise NotReady("this Monitor has taken over: not every subscriber may have come back to it yet")
@@ -214,7 +203,7 @@ class Membership:
 
     def _check_fences(self, request: wire.JoinPublisher, now: float) -> None:
         self.fences.check_newest(request.publisher, request.above)
-        young = self._begun is not None and now - self._begun < EXCHANGE_SILENT_SECONDS  # some may not have reported yet
+        young = self.takeover.young(EXCHANGE_SILENT_SECONDS, now)  # some may not have reported yet
         if request.above and not request.path and ((unfenced := self._unfenced(request.publisher, now)) or young):
             raise still_taking(unfenced)
 
@@ -222,7 +211,7 @@ class Membership:
         """Its Exchange is gone, or is another life of it, and it may not know: it replays on the next path. Right after a start
         of this Monitor that may only mean that the Exchange, or subscribers, have not come back to it yet."""
         exchange = self._least_loaded()
-        young = now - self._started < REJOIN_SECONDS or self._expected.awaited(self.subscribers, now)
+        young = now - self._started < REJOIN_SECONDS or self.takeover.awaited(self.subscribers, now)
         if young and (request.exchange or not self._all_back_on(exchange)):  # it names none if it knows that the link is lost
             raise NotReady("not everybody may have come back yet: it would replay to some subscribers only")
         if self._joining(now):
@@ -238,7 +227,7 @@ class Membership:
 
     def _all_back_on(self, exchange: Exchange) -> bool:
         """Whether everybody there is was named, and hears what comes through this Exchange."""
-        named, token = self._expected.all, exchange.address.token
+        named, token = self.takeover.all, exchange.address.token
         return named is not None and all(id in self.subscribers and token in self.subscribers[id].attached for id in named)
 
     def _least_loaded(self, but: str = "") -> Exchange:
@@ -333,7 +322,7 @@ class Membership:
         """Note a subscriber; it is ready when it has proved its attachments. Raises NotReady while publishers move,
         IncompatibleVersion if it can't read what they send."""
         if request.returning:
-            self._expected.found(now)
+            self.takeover.returns(now, self._last(request.before), request.subscriber)
         needed = max((one.needs for one in self.publishers.values()), default=1)
         if request.protocol < needed:
             raise IncompatibleVersion("publishers of this queue send headers, RoQ 0.1 can't read them: upgrade this subscriber")
@@ -351,8 +340,7 @@ class Membership:
         """A subscriber lives, and says what it has proved."""
         subscriber = self.subscribers.get(report.subscriber)
         if subscriber is None:
-            if self._begun is not None:
-                self._expected.reported(report.subscriber, now)
+            self.takeover.reported(report.subscriber, now)
             return [Notify(peer, wire.Rejoin(self.term))]
         subscriber.peer, subscriber.last_report = peer, now
         subscriber.attached = frozenset(report.attached)
@@ -362,7 +350,7 @@ class Membership:
         subscriber.attached -= {one.address.token for one in self.exchanges.values() if one.listed > report.version}
         if carrying := self.carrying():
             subscriber.ready = carrying <= subscriber.attached  # one that gave up detaches from all
-        waits = () if subscriber.returning else self.waits(now)
+        waits = () if subscriber.returning else self.takeover.waits(now)
         subscriber.tell(subscriber.ready and not waits and self._possibly_carrying() <= subscriber.attached)
         heard = wire.Heard(self.term, subscriber.told, waits, answers=report.sent, passed_by=subscriber.passed_by)
         out: list[Instruction] = [Notify(peer, heard)]
@@ -375,7 +363,7 @@ class Membership:
         self.publishers.pop(member, None)
         self.subscribers.pop(member, None)
         self._behind.pop(member, None)
-        self._expected.left(member)
+        self.takeover.left(member)
         return self._settle(now)
 
     # --- requests of the scaling process and of people ----------------------------------------------------------------
@@ -475,9 +463,7 @@ class Membership:
             exchange.proving_since = min(now, exchange.proving_since + seconds)
         for subscriber in self.subscribers.values():
             subscriber.joined = min(now, subscriber.joined + seconds)
-        if self._begun is not None:
-            self._begun = min(now, self._begun + seconds)
-        self._expected.stood_still(seconds)
+        self.takeover.stood_still(seconds, now)
         if self._held_since is not None:
             self._held_since = min(now, self._held_since + seconds)
 
@@ -553,7 +539,7 @@ class Membership:
 
     def _tell_ready(self, now: float) -> list[Instruction]:
         """Tell those that are ready and have not been told."""
-        waits, possible = bool(self.waits(now)), self._possibly_carrying()
+        waits, possible = bool(self.takeover.waits(now)), self._possibly_carrying()
         untold = [one for one in self.subscribers.values() if one.ready and not one.told and (one.returning or not waits)]
         ready = [one for one in untold if possible <= one.attached]
         for subscriber in ready:
@@ -562,29 +548,14 @@ class Membership:
 
     # --- what a Monitor that has taken over does not know yet -----------------------------------------------------------
 
-    def waits(self, now: float) -> tuple[str, ...]:
-        """Why nobody new is told that it is ready: what may carry messages and can't be proved."""
-        young = self._begun is not None and now - self._begun < NEWCOMER_SECONDS
-        return (*self.former.left(now), *(("Exchanges that may not have reported to the new Monitor yet",) if young else ()))
-
     def all_back(self, now: float) -> bool:
         """Whether every subscriber of the time before this Monitor has come back, or is not waited for any more. Then a new
         publisher may begin: nobody who subscribed before would miss it without knowing."""
-        return self._back_within(NEWCOMER_SECONDS, now)
+        return self.takeover.back(NEWCOMER_SECONDS, self.subscribers, now)
 
-    def _back_within(self, seconds: float, now: float) -> bool:
-        """Whether they are all back, or have had so many seconds and none that lives is awaited."""
-        if self._begun is None or self._expected.all_in(self.subscribers):
-            return True
-        return self._expected.had(seconds, self._begun, now) and not self._expected.awaited(self.subscribers, now)
-
-    def expect(self, named: Named, now: float) -> None:
-        """A Monitor before this one names the subscribers it had."""
-        heard = {subscriber: now - silent for subscriber, silent in named.subscribers.items()}
-        if named.all:
-            self._expected = ExpectedSubscribers(heard, now)
-        else:
-            self._expected.add(heard, now)
+    def _last(self, before: wire.ReadyCount | None) -> wire.ReadyCount | None:
+        """What the Monitor right before this one said; others may have come since an earlier one."""
+        return before if before is not None and before.term == self.term - 1 else None
 
     def named(self, now: float) -> Named:
         """For the Monitor that follows: the subscribers that had been told that they are ready. Not all that there may be, as
@@ -592,11 +563,17 @@ class Membership:
         ready = {id: one for id, one in self.subscribers.items() if one.ready or one.told or one.returning}
         return Named({id: now - one.last_report for id, one in ready.items()}, self.all_back(now))
 
+    def standby(self, now: float, term: int) -> wire.Standby:
+        """What every member is told when this Monitor ends."""
+        named = self.named(now)
+        living = sum(silent <= LIVING_SECONDS for silent in named.subscribers.values())
+        return wire.Standby(term, wire.ReadyCount(self.term, living, len(named.subscribers) if named.all else None))
+
     def _relocations(self, now: float) -> list[Instruction]:
         """Tell those who are to move, unless a subscriber is just joining, or is about to."""
         if not any(self._destination(one) for one in self.publishers.values()):
             return []
-        if self._joining(now) or self._expected.awaited(self.subscribers, now):
+        if self._joining(now) or self.takeover.awaited(self.subscribers, now):
             return []
         out: list[Instruction] = []
         for publisher in self.publishers.values():
@@ -637,7 +614,7 @@ class Membership:
         """Whether this Exchange may take publishers: it lives, the Monitor hears it, and nobody is waited for any more. One
         that is dead or frozen is not, nor for ever one that reads nothing although others do: it is not ready then, and sees
         from the numbers what it missed. Nor, for ever, are those that join one after the other."""
-        known = self._back_within(REJOIN_SECONDS if self.subscribers else NOBODY_SECONDS, now)
+        known = self.takeover.back(REJOIN_SECONDS if self.subscribers else NOBODY_SECONDS, self.subscribers, now)
         if now - exchange.last_report > EXCHANGE_SILENT_SECONDS or not known or not exchange.heard:
             return False
         subscribers, token = self.subscribers.values(), exchange.address.token

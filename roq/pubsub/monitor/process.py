@@ -18,11 +18,11 @@ import msgspec
 
 from roq.errors import CallError, NotReady, ProcessFailed, RoqError
 from roq.pubsub.monitor.holders import MemberHolders
-from roq.pubsub.monitor.membership import NEWCOMER_SECONDS, REJOIN_SECONDS, Membership
+from roq.pubsub.monitor.membership import Membership
 from roq.pubsub.monitor.records import CARRYING, AnswerDue, Instruction, Notify, Retire, Unwatch, WatchExchange
 from roq.pubsub.monitor.responders import ResponderList
 from roq.pubsub.monitor.statistics import Statistics
-from roq.pubsub.monitor.takeover import EXPECTED_SECONDS, FormerExchanges, HeardSubscribers
+from roq.pubsub.monitor.takeover import FormerExchanges, HeardSubscribers, Takeover
 from roq.pubsub.monitor.watch import ExchangeWatch
 from roq.pubsub.monitor.watermarks import Watermarks
 from roq.runtime.backoff import delays
@@ -61,6 +61,8 @@ class Monitor:
         self._statistics = Statistics()
         self._heard_subscribers = HeardSubscribers()
         self._restarted = spec.restarted  # in this term
+        self._due: float | None = None  # when `_timer` looks
+        self._timer: asyncio.TimerHandle | None = None
         self._membership = self._fresh_membership(None, spec.restarted or process.term > 1, sought=not spec.restarted)
         self._responders = ResponderList(self._membership)
         self._watches: dict[str, ExchangeWatch] = {}
@@ -96,32 +98,34 @@ class Monitor:
         )
 
     def _fresh_membership(self, expected: dict[int, float] | None, takes_over: bool, sought: bool) -> Membership:
-        self._found = False  # by one who was a member before it took over
         nowhere = wire.ExchangeAddress("", "", 0, 0)
         settings = self._process.settings
         use = wire.PublisherWelcome(self._process.term, 0, nowhere, settings.overflow, settings.max_frame_bytes)
         if not takes_over:
             return Membership(self._process.term, use)
-        for seconds in (REJOIN_SECONDS, NEWCOMER_SECONDS):  # what had to wait goes on then, not only at the next tick
-            asyncio.get_running_loop().call_later(seconds + 0.01, self._look)  # a loop's clock may be early
         now = time.monotonic()
         lives = [life for life in self._process.former if life.exchange]
-        return Membership(self._process.term, use, expected, now, FormerExchanges(lives, now), sought)
+        return Membership(self._process.term, use, Takeover(now, expected, FormerExchanges(lives, now), sought))
 
     def _fenced(self, term: int) -> Named | None:
         """The queue is led elsewhere: everybody shall look there at once. Whom the Monitor of that term has to wait for."""
-        for peer in self._membership.peers():
-            self._server.notify(peer, wire.Standby(term))
+        self._tell_standby(term)
         if self._process.role is MonitorRole.BACKUP:
             return None
         named = self._membership.named(self._now())
         return msgspec.structs.replace(named, all=named.all and term == self._process.term + 1)
 
+    def _tell_standby(self, term: int) -> None:
+        """This Monitor ends, and leads no more: nobody has to find that out by its silence."""
+        standby = self._membership.standby(self._now(), term)
+        for peer in self._membership.peers():
+            self._server.notify(peer, standby)
+
     async def _fence(self, former: FormerProcess, term: int) -> None:
         """What lives on at a lost host ends now if it can be reached, else with its lease."""
         await fence(former, term, lambda named: self._expect(named, term))
         if term == self._process.term:
-            self._membership.former.gone(former.exchange, former.host)
+            self._membership.takeover.former.gone(former.exchange, former.host)
             self._look()
 
     def _expect(self, named: Named, term: int) -> None:
@@ -129,8 +133,8 @@ class Monitor:
         if term == self._process.term:
             fields = {"term": term, "subscribers": len(named.subscribers), "all": named.all}
             log.info("the fenced Monitor named its subscribers", extra={"fields": fields})
-            self._membership.expect(msgspec.structs.replace(named, all=named.all and not self._restarted), self._now())
-            asyncio.get_running_loop().call_later(EXPECTED_SECONDS + 0.01, self._look)
+            named = msgspec.structs.replace(named, all=named.all and not self._restarted)
+            self._membership.takeover.expect(named, self._now())
             self._look()
 
     def _fence_all(self) -> None:
@@ -154,9 +158,10 @@ class Monitor:
             self._responders = ResponderList(self._membership)
             self._heard_subscribers = HeardSubscribers()
             self._restarted = False
+            self._look_when_due()
             self._fence_all()
         elif process.former != before.former:
-            self._membership.former.keep({(one.exchange, one.host) for one in process.former})
+            self._membership.takeover.former.keep({(one.exchange, one.host) for one in process.former})
         if process.role is MonitorRole.ACTIVE and process.monitors != before.monitors:
             for peer in self._membership.peers():
                 self._server.notify(peer, wire.Monitors(process.term, process.monitors))
@@ -168,12 +173,17 @@ class Monitor:
     # --- requests and notices -----------------------------------------------------------------------------------------
 
     async def _handle(self, peer: bytes, request: Any) -> msgspec.Struct:
+        try:
+            return await self._carry_out(peer, request)
+        finally:
+            self._look_when_due()  # who joins may change when that is
+
+    async def _carry_out(self, peer: bytes, request: Any) -> msgspec.Struct:
         now = self._now()
         if self._process.role is MonitorRole.BACKUP and not isinstance(request, wire.Describe):
             raise NotReady("this is a backup Monitor: ask the active one")
         match request:
             case wire.JoinPublisher():
-                self._look_in_time(request.path > 0)
                 self._perform(self._membership.fence(request, peer, now))
                 welcome = self._membership.join_publisher(request, peer, now)
                 if request.protocol < wire.PROTOCOL_0_2:
@@ -181,7 +191,6 @@ class Monitor:
                 self._statistics.join_publisher(request.publisher, now, request.path)
                 return msgspec.structs.replace(welcome, monitors=self._process.monitors, monitor=wire.SERVER_PROTOCOL)
             case wire.JoinSubscriber():
-                self._look_in_time(request.returning)
                 self._responders.joins(request)
                 joined = self._membership.join_subscriber(request, peer, now)
                 return msgspec.structs.replace(joined, monitors=self._process.monitors)
@@ -315,16 +324,22 @@ class Monitor:
         self._looked = now
         return now
 
-    def _look_in_time(self, returns: bool) -> None:
-        """When the first one of the time before has found this Monitor, the others have so many seconds from then on."""
-        if returns and not self._found:
-            self._found = True
-            asyncio.get_running_loop().call_later(REJOIN_SECONDS + 0.01, self._look)
-
     def _look(self) -> None:
         """Time has passed for which something waited."""
+        self._due = None
         if self._process.role is MonitorRole.ACTIVE and not self._stop.is_set():
             self._perform(self._membership.tick(self._now()))
+            self._look_when_due()
+
+    def _look_when_due(self) -> None:
+        """What waits for nothing but time goes on then, not only at the next tick."""
+        due = self._membership.takeover.due(time.monotonic())
+        if due is None or due == self._due:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._due, self._timer = due, loop.call_later(due - time.monotonic() + 0.01, self._look)  # its clock may be early
 
     def _tick(self) -> None:
         now = self._now()
@@ -358,6 +373,7 @@ class Monitor:
     async def serve(self) -> None:
         """Until stopped."""
         board = open_board(self._spec)
+        self._look_when_due()
         self._fence_all()
         try:
             await beat_on_lease(board, self._spec, self._stop, self._tick)
@@ -365,6 +381,7 @@ class Monitor:
             await self._tasks.stop()
             for watch in self._watches.values():
                 watch.close()
+            self._tell_standby(self._process.term)  # and from here on nobody joins
             self._server.close()
             self._kpis.close()
             self._control.close()

@@ -11,7 +11,7 @@ import msgspec
 
 from roq.pubsub.monitor.membership import Membership
 from roq.pubsub.monitor.records import Instruction, Notify
-from roq.pubsub.monitor.takeover import FormerExchanges
+from roq.pubsub.monitor.takeover import FormerExchanges, Takeover
 from roq.wire import monitor as wire
 from roq.wire.assignment import FormerProcess, Overflow
 from roq.wire.frame import PathOpening
@@ -42,7 +42,7 @@ class Machine:
         named_ones = {int(one): self._now for one in named.split(",")} if named else None
         lives = [FormerProcess(f"exchange/q/{lost}", "hx", lost, lease_seconds=12.0)] if lost else []
         use, left = msgspec.structs.replace(USE, term=term), FormerExchanges(lives, self._now)
-        self._members = Membership(term, use, named_ones, self._now, left)
+        self._members = Membership(term, use, Takeover(self._now, named_ones, left))
 
     def exchange_report(self, exchange: str, frames_in: int = 0) -> list[Instruction]:
         """Once a second from every Exchange."""
@@ -103,7 +103,7 @@ class Machine:
 
     def fenced_monitor_names(self, *subscribers: int) -> None:
         """The Monitor before was fenced, and knew these."""
-        self._members.expect(Named(dict.fromkeys(subscribers, 0.0), True), self._now)
+        self._members.takeover.expect(Named(dict.fromkeys(subscribers, 0.0), True), self._now)
 
     def later(self, seconds: float) -> None:
         """Time passes."""

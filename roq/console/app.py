@@ -14,7 +14,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from roq.console import cluster_routes, message_routes, queue_routes, session_routes, work_routes
+from roq.console import cluster_routes, follow_routes, message_routes, queue_routes, session_routes, work_routes
 from roq.console.answers import JSON_TYPE
 from roq.console.context import Console
 from roq.console.errors import NothingHere
@@ -24,7 +24,7 @@ from roq.console.problem import PROBLEM_TYPE, problem_of
 from roq.errors import InvalidConfiguration, RoqError
 
 STATIC = Path(__file__).with_name("static")
-ROUTERS = (session_routes, cluster_routes, queue_routes, work_routes, message_routes)
+ROUTERS = (session_routes, cluster_routes, queue_routes, work_routes, message_routes, follow_routes)
 RETRY_STATUS = (429, 503)
 
 

@@ -74,6 +74,12 @@ class NothingHere(ConsoleRefusal):
     status = 404
 
 
+class NotFollowed(ConsoleRefusal):
+    """This is no resource that tells what it is when it changes."""
+
+    advice = "name what GET answers with JSON, as /v1/queues/orders; streams, /v1/session and what changes something are not"
+
+
 class LinkUsed(ConsoleRefusal):
     """This link was used, is over, or is of another console."""
 

@@ -27,7 +27,7 @@ from roq.console.summary import ClusterSummary, summarize
 from roq.errors import RoqError, Unavailable
 from roq.runtime.observe import logger
 
-LISTENERS_MAX = 200  # streams of all kinds: each is a connection and a task
+LISTENERS_MAX = 400  # streams of all kinds, of which a page has two or three: each is a connection and some tasks
 LINE_MAX = 256
 LINGER_SECONDS = 15.0  # after the last listener: a page that is reloaded finds numbers
 LOOK_SECONDS = 1.0  # between two looks whether anybody is left

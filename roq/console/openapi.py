@@ -18,6 +18,7 @@ from roq.client.overview import HostRow, QueueDetail, QueueRow
 from roq.console.answers import REFERENCE
 from roq.console.cluster_routes import AccessView, ClusterHealth, LogTail, ShownHost, ZooKeeperView
 from roq.console.desk import DeskOutcome, DeskView, WorkQueueView
+from roq.console.follow_routes import FollowedAnswer
 from roq.console.letters import ShownTask
 from roq.console.message_routes import NewMessage, PublishedMessage
 from roq.console.outlet import LostMessages, StreamedMessage
@@ -29,8 +30,30 @@ from roq.console.work_routes import ChosenLetters, EditedLetter, RedrivenLetter,
 from roq.runtime.installation import installed_version
 
 SHAPES = (
-    *(AccessView, ChosenLetters, ClusterHealth, ClusterSummary, DeskView, DeskOutcome, DurableRow, EditedLetter, HostRow),
-    *(KpiSample, LogTail, LostMessages, NewMessage, NewPolicy, NewQueue, PolicyView, PresentedCard, Problem, ProducerRow),
+    *(
+        AccessView,
+        ChosenLetters,
+        ClusterHealth,
+        ClusterSummary,
+        DeskView,
+        DeskOutcome,
+        DurableRow,
+        EditedLetter,
+        FollowedAnswer,
+    ),
+    *(
+        HostRow,
+        KpiSample,
+        LogTail,
+        LostMessages,
+        NewMessage,
+        NewPolicy,
+        NewQueue,
+        PolicyView,
+        PresentedCard,
+        Problem,
+        ProducerRow,
+    ),
     *(ProposedPolicy, PublishedMessage, QueueDetail, QueueHistory, QueuePage, QueueRow, RedrivenLetter, SessionView, ShownHost),
     *(ShownTask, ShuffleRow, StreamedMessage, TapeRow, WhatIfView, WorkQueuePage, WorkQueueView, ZooKeeperView),
 )

@@ -76,6 +76,10 @@ class Scene:
         """Its tasks that wait."""
         return self.running.call(tasks(self.address, name, "ready"))
 
+    def put(self, name: str, payload: bytes) -> None:
+        """Another task."""
+        self.running.call(put_task(self.address, name, payload))
+
     def runs(self, queue: str) -> bool:
         """Whether it is not stopped."""
         return self.running.call(is_running(self.address, queue))
@@ -161,6 +165,11 @@ async def read_policy(address: str) -> roq.Policy:
 async def is_running(address: str, queue: str) -> bool:
     async with roq.connect(address) as cluster:
         return (await cluster.queue(queue)).record.running
+
+
+async def put_task(address: str, name: str, payload: bytes) -> None:
+    async with roq.open_queue(f"roq://{address}/{name}") as work:
+        await work.put(payload)
 
 
 async def tasks(address: str, name: str, state: str) -> dict[str, bytes]:

@@ -3,7 +3,8 @@ changed by them; what they show while the cluster changes or is away.
 
 `ROQ_SCREENSHOTS=1` takes the pictures of docs/console.md anew; else they go to pytest's folder, as all others do.
 
-Not covered: what the server answers (test_console.py), signing in (test_console_sign_in.py).
+Not covered: what the server answers (test_console.py), signing in (test_console_sign_in.py), how pages stay as the cluster is
+(test_console_live.py).
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from typing import NamedTuple
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from roq import blocking
-from roq.ids import new_token
 from tests.harness.documented import block, run
 from tests.harness.tiers import quick_first
 from tests.integration.console_rig import console
@@ -396,33 +395,6 @@ def test_what_the_document_shows(watched: Watched, writable: str, tmp_path: Path
     with page.expect_console_message(lambda message: "eu.paris" in message.text):
         page.evaluate(f"() => {{ {block('docs/console.md', 'REST and streams', 2)} }}")
     page.reload()  # ends the WebSocket
-
-
-def test_what_happens_elsewhere_is_on_the_page_at_once(browser: Browser, writable: str, scene: Scene) -> None:
-    """By the stream alone: nothing that the page would do a second later is done."""
-    watched = Watched(browser, writable)
-    watched.context.add_init_script(
-        "const later = window.setTimeout; window.setTimeout = (work, ms, ...rest) => ms >= 1000 ? 0 : later(work, ms, ...rest);"
-    )
-    name = f"made-elsewhere-{new_token()[:8]}"
-    try:
-        page = watched.visit("queues", "Queues")
-        expect(page.get_by_role("link", name=ORDERS, exact=True)).to_be_visible()
-        expect(page.locator("#who")).to_contain_text("Live")
-        with blocking.connect(scene.address) as cluster:
-            cluster.create_queue(name)
-            expect(page.get_by_role("link", name=name)).to_be_visible()
-            page.get_by_role("link", name=name).click()
-            expect(page.get_by_role("heading", level=1)).to_have_text(name)
-            cluster.stop_queue(name)
-            expect(page.locator("#page")).to_contain_text("stopped")
-            watched.visit("queues", "Queues")
-            expect(page.get_by_role("link", name=name)).to_be_visible()
-            cluster.remove_queue(name)
-            expect(page.get_by_role("link", name=name)).to_have_count(0)
-        assert watched.wrong == []
-    finally:
-        watched.context.close()
 
 
 def test_a_host_that_is_lost_while_somebody_looks(watched: Watched, scene: Scene) -> None:

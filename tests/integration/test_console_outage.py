@@ -79,10 +79,12 @@ async def publish(client: roq.Cluster, name: str) -> None:
 
 
 async def test_a_cluster_goes_away_and_comes_back(asked: Program, mortal: RunningCluster, served: RunningConsole) -> None:
-    async with asked.events("/v1/events") as events:
+    async with asked.events("/v1/events") as events, asked.events("/v1/follow?of=/v1/hosts&every=60") as followed:
         await next_of(events, "overview")
+        hosts = await next_of(followed, "answer", lambda data: data["status"] == 200)
         await asyncio.to_thread(mortal.call, mortal.local.kill_gcm("gcm-1"))
         lost = await next_of(events, "unreachable")
+        assert (await next_of(followed, "answer", lambda data: data["status"] == 503))["body"]["advice"]
         assert lost["advice"]
         async with asked.events("/v1/events") as late:
             assert (await next_of(late, "unreachable"))["since"] == lost["since"]
@@ -95,6 +97,8 @@ async def test_a_cluster_goes_away_and_comes_back(asked: Program, mortal: Runnin
         await asyncio.to_thread(mortal.call, mortal.local.start_gcm("gcm-1"))
         back = await next_of(events, "reachable")
         assert back["since"] == lost["since"] < back["until"]
+        again = await next_of(followed, "answer", lambda data: data["status"] == 200)
+        assert [row["host"] for row in again["body"]] == [row["host"] for row in hosts["body"]]
         assert (await next_of(events, "overview"))["hosts"]["total"] == 3
     assert (await asked.get("/v1/overview"))["hosts"]["alive"] == 3
     assert sum("can't be reached" in line for line in served.lines) == 1

@@ -29,6 +29,7 @@ from tests.integration.console_rig import WAIT_SECONDS, Program, RunningConsole,
 from tests.integration.secured_rig import Cluster, started
 from tests.integration.test_cli import environment
 
+FOLLOWED = "/v1/follow?of=/v1/queues/orders&of=/v1/queues/other&of=/v1/queues"
 EVERYTHING = (Grant(Right.DESCRIBE, "*"), Grant(Right.ADMIN, "*"))
 
 
@@ -62,7 +63,7 @@ async def test_who_is_not_signed_in_sees_nothing(served: RunningConsole) -> None
     async with program(served) as made:
         session = await made.get("/v1/session")
         assert (session["signed_in"], session["login"], session["csrf"], session["name"]) == (False, "card", "", "")
-        for path in ("/v1/overview", "/v1/queues", "/v1/events", "/v1/queues/orders/messages", "/v1/access"):
+        for path in ("/v1/overview", "/v1/queues", "/v1/events", "/v1/queues/orders/messages", "/v1/access", FOLLOWED):
             assert (await made.get(path, 401))["title"] == "NotSignedIn"
         assert (await made.post("/v1/queues", {"name": "x"}, 401))["title"] == "NotSignedIn"
         made.client.headers["authorization"] = "Bearer nobody"
@@ -141,6 +142,23 @@ async def test_a_page_is_signed_in_by_its_cookie_and_signs_out(secured: Cluster,
         assert (await page.get("/v1/overview", 401))["title"] == "NotSignedIn"
 
 
+async def test_resources_are_followed_with_the_rights_of_who_does_until_they_sign_out(
+    secured: Cluster, served: RunningConsole
+) -> None:
+    async with program(served) as page:
+        answer = await page.client.post("/v1/session", json=card_of(secured, "follower", Grant(Right.DESCRIBE, "orders")))
+        page.client.headers["x-csrf-token"] = answer.json()["csrf"]
+        async with page.events(FOLLOWED) as events:
+            told = {data["of"]: data for data in [await next_of(events, "answer") for _ in range(3)]}
+            assert told["/v1/queues/orders"]["body"]["summary"]["queue"] == "orders"
+            refused = told["/v1/queues/other"]
+            assert (refused["status"], refused["body"]["title"]) == (403, "AccessDenied")
+            assert [row["queue"] for row in told["/v1/queues"]["body"]["rows"]] == ["orders"]
+            await page.ask("DELETE", "/v1/session", 204)
+            assert "is over" in (await next_of(events, "cut"))["reason"]
+        await page.get(FOLLOWED, 401)
+
+
 async def test_what_is_no_card_of_this_cluster_lets_nobody_in(secured: Cluster, served: RunningConsole, tmp_path: Path) -> None:
     good, another = card_of(secured, "good", *EVERYTHING), card_of(secured, "another", *EVERYTHING)
     foreign = Authority.init(tmp_path / "foreign.json").issue("good", CardRole.CLIENT, EVERYTHING)
@@ -175,13 +193,18 @@ async def test_a_card_that_is_revoked_ends_its_session_and_its_streams(secured: 
         async with program(running) as made:
             card = card_of(secured, "leaver", *EVERYTHING, Grant(Right.SUBSCRIBE, "orders"))
             await made.sign_in(card)
-            async with made.events("/v1/events") as events, made.events("/v1/queues/orders/messages") as messages:
+            async with (
+                made.events("/v1/events") as events,
+                made.events("/v1/queues/orders/messages") as messages,
+                made.events(FOLLOWED) as followed,
+            ):
                 await next_of(events, "overview")
+                await next_of(followed, "answer")
                 assert secured.authority.revoke("leaver") == 1
                 with as_holder(secured.owner):
                     async with roq.connect(secured.zookeeper) as connected:
                         await connected.set_access(secured.authority.access_list())
-                for stream in (events, messages):
+                for stream in (events, messages, followed):
                     assert "revoked" in (await next_of(stream, "cut"))["reason"]
             assert (await made.get("/v1/overview", 401))["title"] == "NotSignedIn"
             assert "revoked" in (await made.post("/v1/session", card, 403))["detail"]

@@ -22,15 +22,12 @@ export let session = {
     version: "",
 };
 
-/* /v1/a%2Fb/c?x=y of path("a/b", "c") and {x: "y"}; empty values are left out. */
+/* /v1/a%2Fb/c?x=y of ["a/b", "c"] and {x: "y"}, or [["x", "y"]]; empty values are left out. */
 export function url(segments, query = {}) {
-    const words = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+    const pairs = Array.isArray(query) ? query : Object.entries(query);
+    const words = pairs.filter(([, value]) => value !== "" && value !== null && value !== undefined);
     const search = new URLSearchParams(words).toString();
     return `/v1/${segments.map(encodeURIComponent).join("/")}${search ? `?${search}` : ""}`;
-}
-
-export function get(segments, query = {}, signal = undefined) {
-    return send("GET", url(segments, query), undefined, signal);
 }
 
 export function post(segments, body = {}) {
@@ -42,7 +39,7 @@ export function put(segments, body) {
 }
 
 export async function loadSession() {
-    session = await get(["session"]);
+    session = await send("GET", url(["session"]));
     return session;
 }
 
@@ -75,25 +72,36 @@ function covers(names, name) {
     return names === "*" || names === name || (names.endsWith("*") && name.startsWith(names.slice(0, -1)));
 }
 
-async function send(method, address, body, signal) {
-    const headers = method === "GET" ? {} : { "X-CSRF-Token": session.csrf };
-    if (body !== undefined) headers["Content-Type"] = "application/json";
-    let answer;
+/* Why a stream is refused, which an EventSource does not tell; null: it is not, any more. */
+export async function refusal(address) {
+    const aborting = new AbortController();
     try {
-        answer = await fetch(address, {
-            method,
-            headers,
-            body: typeof body === "string" ? body : JSON.stringify(body),
-            signal,
-        });
+        const answer = await asked(address, { signal: aborting.signal });
+        return answer.ok ? null : new Problem({ status: answer.status, ...(await answer.json()) });
     } catch (error) {
-        if (error.name === "AbortError") throw error;
+        if (error instanceof Problem) return error;
+        throw error;
+    } finally {
+        aborting.abort();
+    }
+}
+
+async function asked(address, options) {
+    try {
+        return await fetch(address, options);
+    } catch {
         throw new Problem({
             title: "ConsoleAway",
             detail: "The console does not answer.",
             advice: "Is `roq console` running?",
         });
     }
+}
+
+async function send(method, address, body) {
+    const headers = method === "GET" ? {} : { "X-CSRF-Token": session.csrf };
+    if (body !== undefined) headers["Content-Type"] = "application/json";
+    const answer = await asked(address, { method, headers, body: typeof body === "string" ? body : JSON.stringify(body) });
     if (answer.status === 204) return null;
     const text = await answer.text();
     const found = text ? JSON.parse(text) : null;

@@ -3,6 +3,7 @@
 import * as api from "./api.js";
 import { flat, h, morphChildren } from "./dom.js";
 import { moment, sentence } from "./format.js";
+import { follow } from "./follow.js";
 import { listen, live, start, stop } from "./live.js";
 import { announce, head, link, trouble } from "./parts.js";
 import { access } from "./pages/access.js";
@@ -38,9 +39,10 @@ const MENU = [
     ["Events", ["events"]],
 ];
 
-/* Words of an address, ":name" for any; the first that fits. A page: title(names), load(page) → data, view(data, page) → nodes,
-   every: ms between two loads (0: never), about(event, page): whether what happened is to be seen there: then it is loaded at
-   once, hears(kind, data, page): of the stream, opened(page), closed(page). */
+/* Words of an address, ":name" for any; the first that fits. A page: title(names), of(page) → addresses of the REST API that it
+   follows, view(answers, page) → nodes, every: s between two looks of the console (none: its own choice), without: the problem
+   with which it is shown all the same (answers: null), hears(kind, data, page): of the stream of events, opened(page),
+   closed(page). */
 const ROUTES = [
     ["", overview],
     ["queues", queues],
@@ -65,13 +67,11 @@ const ROUTES = [
 ];
 const NOWHERE = {
     title: () => "No such page",
-    load: async () => null,
+    of: () => [],
     view: () => [head("No such page"), h("p", null, "The menu leads to all there are.")],
-    every: 0,
 };
 
 const LOADING_MS = 400; // that the page before stays, so that nothing flickers
-const SOON_MS = 100;
 const REFUSED_MS = 10_000; // until a stream that was refused is tried again
 
 const place = document.getElementById("page");
@@ -81,52 +81,51 @@ let shown = null;
 class Visit {
     constructor(page, names, query, back) {
         Object.assign(this, { page, names, query, back, state: {}, data: undefined, error: null });
-        this.aborting = new AbortController();
-        this.timer = 0;
-        this.waiting = 0;
-        this.generation = 0;
+        this.end = () => null;
     }
 
-    get(segments, query) {
-        return api.get(segments, query, this.aborting.signal);
+    /* Follow what the page shows from now on, as it is now. Gives a promise: that is drawn, or somebody else's turn. */
+    reload() {
+        this.leave();
+        const addresses = this.page.of(this);
+        if (addresses.length === 0) this.take([]);
+        if (addresses.length === 0 || document.hidden) return Promise.resolve(); // hidden: once somebody looks
+        return new Promise((resolve) => {
+            const took = (work) => (found) => {
+                work(found);
+                resolve();
+            };
+            const taken = took((answers) => this.take(answers));
+            const failed = took((problem) => this.fail(problem));
+            this.end = took(follow(addresses, this.page.every, taken, failed));
+        });
     }
 
-    /* Load and draw; what was asked before and answers later is passed over. */
-    async reload() {
-        clearTimeout(this.timer);
-        const generation = ++this.generation;
-        try {
-            const data = await this.page.load(this);
-            if (this !== shown || generation !== this.generation) return;
-            this.data = data;
-            this.error = null;
-        } catch (error) {
-            if (error.name === "AbortError" || this !== shown || generation !== this.generation) return;
-            if (!(error instanceof api.Problem)) throw error;
-            if (error.status === 401) {
-                await refused();
-                return;
-            }
-            this.error = error;
-        } finally {
-            if (this === shown && generation === this.generation && this.page.every) {
-                this.timer = setTimeout(() => (document.hidden ? this.later() : this.reload()), this.page.every);
-            }
+    /* Nothing is asked for any more. */
+    leave() {
+        this.end();
+        this.end = () => null;
+    }
+
+    take(answers) {
+        const problems = answers.filter((one) => one instanceof api.Problem);
+        const without = problems.some((one) => one.title === this.page.without);
+        if (problems.length && !without) {
+            this.fail(problems[0]);
+            return;
         }
+        this.data = without ? null : answers;
+        this.error = null;
         this.draw();
     }
 
-    /* Load again, once for all that happens within a moment. */
-    soon() {
-        this.waiting ||= setTimeout(() => {
-            this.waiting = 0;
-            if (this === shown && !document.hidden) this.reload();
-        }, SOON_MS);
-    }
-
-    /* Nobody looks: load when somebody does. */
-    later() {
-        document.addEventListener("visibilitychange", () => this === shown && this.reload(), { once: true });
+    fail(problem) {
+        if (problem.status === 401) {
+            refused();
+            return;
+        }
+        this.error = problem;
+        this.draw();
     }
 
     draw() {
@@ -159,9 +158,7 @@ class Visit {
     }
 
     close() {
-        clearTimeout(this.timer);
-        clearTimeout(this.waiting);
-        this.aborting.abort();
+        this.leave();
         this.page.closed?.(this);
     }
 }
@@ -223,6 +220,12 @@ async function ended() {
     setTimeout(start, REFUSED_MS);
 }
 
+/* Nobody looks. */
+function quiet() {
+    stop();
+    shown?.leave();
+}
+
 /* With the session as it is now. */
 function begin() {
     start();
@@ -278,12 +281,8 @@ function banner() {
 listen((kind, data) => {
     if (kind === "unreachable" || kind === "reachable") {
         banner();
-        if (kind === "reachable") {
-            announce("The cluster is reachable again.");
-            shown?.reload();
-        } else {
-            shown?.draw(); // without what the page said of it by itself
-        }
+        if (kind === "reachable") announce("The cluster is reachable again.");
+        shown?.draw(); // while it is away, without what the page said of it by itself
     }
     if (kind === "connected" || data?.console) api.loadSession().then(who, () => null); // of another console now, perhaps
     if (kind === "ended") {
@@ -291,13 +290,19 @@ listen((kind, data) => {
         return;
     }
     who();
-    if (kind === "cluster" && shown?.page.about?.(data, shown)) shown.soon();
     shown?.page.hears?.(kind, data, shown);
 });
 window.addEventListener("hashchange", visit);
 /* A browser has six connections to one place: tabs that nobody looks at take none. */
-document.addEventListener("visibilitychange", () => (document.hidden ? stop() : start()));
-window.addEventListener("pagehide", stop);
+document.addEventListener("visibilitychange", () => {
+    if (document.hidden) {
+        quiet();
+    } else {
+        start();
+        shown?.reload();
+    }
+});
+window.addEventListener("pagehide", quiet);
 window.addEventListener("pageshow", (event) => event.persisted && begin()); // back from the browser's own cache
 document.getElementById("skip").addEventListener("click", (event) => {
     event.preventDefault();

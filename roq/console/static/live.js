@@ -9,7 +9,7 @@ const PATIENCE_MS = 4000; // a stream that was cut is back within that, if there
 
 /* The state of the stream. course: the rates of the last minutes; events: latest first. down: null, or {since, detail, advice}
    while the cluster, or the console, is away. */
-export const live = { overview: null, course: [], events: [], down: null, connected: false };
+export const live = { course: [], events: [], down: null, connected: false };
 
 const listeners = new Set();
 let source = null;
@@ -69,9 +69,7 @@ function take(kind, data) {
     tell(kind, data);
 }
 
-function keep(overview) {
-    live.overview = overview;
-    const { rates } = overview;
+function keep({ rates }) {
     if (!rates || rates.time === live.course.at(-1)?.time) return;
     live.course = [...live.course, rates].filter((each) => each.time > rates.time - COURSE_SECONDS);
 }

@@ -1,14 +1,15 @@
 /* Access cards: names and rights, never keys. */
 
+import { url } from "../api.js";
 import { h } from "../dom.js";
 import * as show from "../format.js";
 import { head, note, panel, state, table } from "../parts.js";
 
 export const access = {
     title: () => "Access cards",
-    every: 15_000,
-    load: (page) => page.get(["access"]),
-    view: ({ security, cards, note: about }) => [
+    of: () => [url(["access"])],
+    every: 15,
+    view: ([{ security, cards, note: about }]) => [
         head("Access cards"),
         about ? note(security ? "" : "warn", show.sentence(about)) : null,
         panel(

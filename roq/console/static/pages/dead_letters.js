@@ -1,6 +1,6 @@
 /* The dead-letter desk: letters by the pattern of their error; one is looked at, edited and tried; then all of the pattern. */
 
-import { post, whyNot } from "../api.js";
+import { post, url, whyNot } from "../api.js";
 import { flat, h, morphChildren } from "../dom.js";
 import * as show from "../format.js";
 import { confirm, facts, head, note, panel, table, trouble } from "../parts.js";
@@ -12,9 +12,9 @@ const REPUBLISHED =
 
 export const deadLetters = {
     title: ({ name }) => `Dead letters of ${name}`,
-    every: 3000,
-    load: (page) => page.get(["work-queues", page.names.name, "dead"]),
-    view(found, page) {
+    of: (page) => [url(["work-queues", page.names.name, "dead"])],
+    every: 3,
+    view([found], page) {
         const { name } = page.names;
         const chosen = found.patterns.find((one) => one.id === page.query.pattern);
         const looked =

@@ -11,10 +11,9 @@ const BAD = new Set(["host-left", "process-died", "process-given-up", "queue-una
 
 export const events = {
     title: () => "Events",
-    every: 0,
-    load: async () => null,
+    of: () => [],
     hears(kind, data, page) {
-        if (kind === "cluster" && page.data === null) page.draw();
+        if (kind === "cluster" && page.data) page.draw();
     },
     view(_, page) {
         const wanted = (page.state.filter ?? "").toLowerCase();

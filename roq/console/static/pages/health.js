@@ -1,5 +1,6 @@
 /* What the doctor finds: ZooKeeper, leader, hosts, clocks, disks, and the copies of everything that is kept. */
 
+import { url } from "../api.js";
 import { h } from "../dom.js";
 import * as show from "../format.js";
 import { head, note, panel, state, table } from "../parts.js";
@@ -9,9 +10,9 @@ const RANK = { wrong: 0, warning: 1, good: 2 };
 
 export const health = {
     title: () => "Stores and copies",
-    every: 15_000,
-    load: (page) => page.get(["doctor"]),
-    view({ time, healthy, findings }) {
+    of: () => [url(["doctor"])],
+    every: 15,
+    view([{ time, healthy, findings }]) {
         const rows = [...findings].sort((a, b) => RANK[a.verdict] - RANK[b.verdict]);
         return [
             head("Stores and copies", { about: `as roq doctor finds them, ${show.moment(time)}` }),

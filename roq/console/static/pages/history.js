@@ -1,5 +1,6 @@
 /* What happened to a queue, as the cluster's history has it. */
 
+import { url } from "../api.js";
 import { chart } from "../chart.js";
 import { h } from "../dom.js";
 import * as show from "../format.js";
@@ -18,18 +19,12 @@ const SPANS = [
 
 export const history = {
     title: ({ queue }) => `History of ${queue}`,
-    every: 15_000,
-    async load(page) {
-        try {
-            return await page.get(["queues", page.names.queue, "history"], { since: page.query.since ?? "1h" });
-        } catch (error) {
-            if (error.title === "NotRecorded") return null;
-            throw error;
-        }
-    },
-    view(found, page) {
+    of: (page) => [url(["queues", page.names.queue, "history"], { since: page.query.since ?? "1h" })],
+    every: 15,
+    without: "NotRecorded",
+    view(answers, page) {
         const { queue } = page.names;
-        if (found === null)
+        if (answers === null)
             return [
                 ...queueHead(queue, "history"),
                 note(
@@ -39,6 +34,7 @@ export const history = {
                     " keeps each queue's numbers and decisions from then on.",
                 ),
             ];
+        const [found] = answers;
         return [
             ...queueHead(queue, "history"),
             own(`span ${queue}`, () => span(page)),

@@ -1,6 +1,6 @@
 /* One host: what it has, and what runs on it. */
 
-import { post, whyNot } from "../api.js";
+import { post, url, whyNot } from "../api.js";
 import { h } from "../dom.js";
 import * as show from "../format.js";
 import { anchor, announce, confirm, facts, head, meter, panel, state, table, tiles, trouble } from "../parts.js";
@@ -10,10 +10,8 @@ const STATES = { running: "good", starting: "warn", stopping: "warn", failed: "b
 
 export const host = {
     title: ({ host: name }) => name,
-    every: 2000,
-    load: (page) => page.get(["hosts", page.names.host]),
-    about: (event, page) => event.host === page.names.host,
-    view(found, page) {
+    of: (page) => [url(["hosts", page.names.host])],
+    view([found], page) {
         const row = found.host;
         return [
             head(row.host, { crumbs: [["Hosts", ["hosts"]]], about: hostState(row), actions: [cordon(row, page)] }),

@@ -1,15 +1,14 @@
 /* All hosts. */
 
+import { url } from "../api.js";
 import { h } from "../dom.js";
 import * as show from "../format.js";
 import { anchor, head, meter, panel, state, table } from "../parts.js";
 
 export const hosts = {
     title: () => "Hosts",
-    every: 2000,
-    load: (page) => page.get(["hosts"]),
-    about: (event) => event.kind.startsWith("host-"),
-    view: (rows) => [
+    of: () => [url(["hosts"])],
+    view: ([rows]) => [
         head("Hosts", { about: `${rows.filter((row) => row.alive).length} of ${rows.length} alive` }),
         panel(
             "Hosts",

@@ -1,5 +1,6 @@
 /* The last lines of a process's log. */
 
+import { url } from "../api.js";
 import { h } from "../dom.js";
 import * as show from "../format.js";
 import { head, panel } from "../parts.js";
@@ -10,9 +11,9 @@ const KINDS = { warning: "warn", error: "bad", critical: "bad" };
 
 export const logs = {
     title: ({ process }) => process,
-    every: 3000,
-    load: (page) => page.get(["hosts", page.names.host, "logs"], { process: page.names.process, bytes: BYTES }),
-    view(found, page) {
+    of: (page) => [url(["hosts", page.names.host, "logs"], { process: page.names.process, bytes: BYTES })],
+    every: 3,
+    view([found], page) {
         const { host, process } = page.names;
         const shown =
             found.size > found.bytes

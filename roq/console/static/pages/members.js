@@ -1,5 +1,6 @@
 /* Who publishes to a queue and who subscribes to it. */
 
+import { url } from "../api.js";
 import { h } from "../dom.js";
 import * as show from "../format.js";
 import { panel, state, table } from "../parts.js";
@@ -9,10 +10,8 @@ const SHOWN_MAX = 200;
 
 export const members = {
     title: ({ queue }) => `Members of ${queue}`,
-    every: 2000,
-    about: (event, page) => event.queue === page.names.queue,
-    load: (page) => page.get(["queues", page.names.queue]),
-    view(found, page) {
+    of: (page) => [url(["queues", page.names.queue])],
+    view([found], page) {
         const of = (role) => found.members.filter((member) => member.role === role);
         return [
             ...queueHead(page.names.queue, "members"),

@@ -1,5 +1,6 @@
 /* The cluster at one moment, and the last minutes of its load. */
 
+import { url } from "../api.js";
 import { chart, windowBegin } from "../chart.js";
 import { h } from "../dom.js";
 import * as show from "../format.js";
@@ -13,13 +14,11 @@ const EVENTS_SHOWN = 8;
 
 export const overview = {
     title: () => "Overview",
-    every: 0, // the stream brings it
-    load: async (page) => live.overview ?? (await page.get(["overview"])),
+    of: () => [url(["overview"])],
     hears(kind, data, page) {
-        if (kind === "overview") page.data = data;
-        if (page.data) page.draw();
+        if (page.data) page.draw(); // the load, and what has happened
     },
-    view(found) {
+    view([found]) {
         return [
             head("Overview", { about: `as of ${show.moment(found.time)}` }),
             numbers(found),
@@ -96,7 +95,7 @@ function problems({ problems: found, failed }) {
 function load(found) {
     const points = live.course;
     const line = (name, field) => ({ name, points: points.map((each) => [each.time, each[field]]) });
-    const end = found.time;
+    const end = points.at(-1)?.time ?? found.time;
     const shape = { begin: windowBegin(points, end, 60 * MINUTES), end, gap: 15 };
     return panel(
         "Load",

@@ -1,6 +1,6 @@
 /* A queue's scaling policy: what holds, what another one would have done, and only then the change. */
 
-import { post, put, whyNot } from "../api.js";
+import { post, put, url, whyNot } from "../api.js";
 import { flat, h, morphChildren } from "../dom.js";
 import * as show from "../format.js";
 import { announce, confirm, note, panel, table, tiles, trouble } from "../parts.js";
@@ -45,10 +45,9 @@ const SPANS = [
 
 export const policy = {
     title: ({ queue }) => `Policy of ${queue}`,
-    every: 5000,
-    about: (event, page) => event.queue === page.names.queue,
-    load: (page) => page.get(["queues", page.names.queue, "policy"]),
-    view(found, page) {
+    of: (page) => [url(["queues", page.names.queue, "policy"])],
+    every: 5,
+    view([found], page) {
         const { queue } = page.names;
         const why = whyNot("admin", queue);
         return [

@@ -13,9 +13,7 @@ const AGAIN_MS = 3000;
 
 export const queue = {
     title: ({ queue: name }) => name,
-    every: 2000,
-    about: (event, page) => event.queue === page.names.queue,
-    load: (page) => page.get(["queues", page.names.queue]),
+    of: (page) => [url(["queues", page.names.queue])],
     opened(page) {
         page.state.course = [];
         page.state.looked = () => (document.hidden ? leave(page) : follow(page));
@@ -26,7 +24,7 @@ export const queue = {
         document.removeEventListener("visibilitychange", page.state.looked);
         leave(page);
     },
-    view(found, page) {
+    view([found], page) {
         const row = found.summary;
         return [
             ...queueHead(row.queue, "", queueState(row)),

@@ -1,5 +1,6 @@
 /* All queues, a page at a time: search and order are the server's. */
 
+import { url } from "../api.js";
 import { h } from "../dom.js";
 import * as show from "../format.js";
 import { anchor, head, pager, panel, state, table } from "../parts.js";
@@ -17,13 +18,11 @@ const STATES = [
 
 export const queues = {
     title: () => "Queues",
-    every: 2000,
-    about: (event) => Boolean(event.queue),
-    load: (page) => {
+    of: (page) => {
         const { search, state: wanted, sort, offset = 0, limit = STEP } = page.query;
-        return page.get(["queues"], { search, state: wanted, sort, offset, limit });
+        return [url(["queues"], { search, state: wanted, sort, offset, limit })];
     },
-    view({ total, offset, rows }, page) {
+    view([{ total, offset, rows }], page) {
         const sort = page.query.sort ?? "queue";
         const sorted = {
             by: sort.replace(/^-/, ""),

@@ -1,5 +1,6 @@
 /* What is kept of a queue's messages: its tapes, named producers, durable subscribers. */
 
+import { url } from "../api.js";
 import { h } from "../dom.js";
 import * as show from "../format.js";
 import { anchor, note, panel, state, table } from "../parts.js";
@@ -7,17 +8,13 @@ import { queueHead } from "./queue_head.js";
 
 export const records = {
     title: ({ queue }) => `Record of ${queue}`,
-    every: 5000,
-    async load(page) {
-        const of = (...part) => page.get(["queues", page.names.queue, ...part]);
-        if ((await of()).record === null) return null;
-        const [tapes, producers, durables] = await Promise.all([of("tapes"), of("producers"), of("durables")]);
-        return { tapes, producers, durables };
-    },
-    view(found, page) {
+    of: (page) => ["tapes", "producers", "durables"].map((part) => url(["queues", page.names.queue, part])),
+    every: 5,
+    without: "NotRecorded",
+    view(answers, page) {
         const { queue } = page.names;
         const top = queueHead(queue, "records");
-        if (found === null)
+        if (answers === null)
             return [
                 ...top,
                 note(
@@ -27,22 +24,23 @@ export const records = {
                     " keeps its messages from then on.",
                 ),
             ];
+        const [tapes, producers, durables] = answers;
         return [
             ...top,
             panel(
                 "Tapes",
-                { about: show.count(found.tapes.length) },
-                table("Tapes", TAPES, found.tapes, { key: (row) => row.log }),
+                { about: show.count(tapes.length) },
+                table("Tapes", TAPES, tapes, { key: (row) => row.log }),
             ),
             panel(
                 "Producers with a name",
-                { about: show.count(found.producers.length) },
-                table("Producers with a name", PRODUCERS, found.producers, { key: (row) => row.name }),
+                { about: show.count(producers.length) },
+                table("Producers with a name", PRODUCERS, producers, { key: (row) => row.name }),
             ),
             panel(
                 "Durable subscribers",
-                { about: show.count(found.durables.length) },
-                table("Durable subscribers", DURABLES, found.durables, { key: (row) => row.name }),
+                { about: show.count(durables.length) },
+                table("Durable subscribers", DURABLES, durables, { key: (row) => row.name }),
             ),
         ];
     },

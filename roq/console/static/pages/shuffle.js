@@ -1,5 +1,6 @@
 /* One shuffle and its ranges. */
 
+import { url } from "../api.js";
 import { h } from "../dom.js";
 import * as show from "../format.js";
 import { anchor, head, panel, table, tiles } from "../parts.js";
@@ -8,9 +9,9 @@ const SHOWN_MAX = 300;
 
 export const shuffle = {
     title: ({ name }) => name,
-    every: 3000,
-    load: (page) => page.get(["shuffles", page.names.name]),
-    view(row) {
+    of: (page) => [url(["shuffles", page.names.name])],
+    every: 3,
+    view([row]) {
         const more =
             row.ranges.length > SHOWN_MAX
                 ? `the first ${SHOWN_MAX} of ${show.count(row.ranges.length)}`

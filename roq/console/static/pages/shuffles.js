@@ -1,14 +1,15 @@
 /* All shuffles. */
 
+import { url } from "../api.js";
 import { h } from "../dom.js";
 import * as show from "../format.js";
 import { anchor, head, panel, table } from "../parts.js";
 
 export const shuffles = {
     title: () => "Shuffles",
-    every: 3000,
-    load: (page) => page.get(["shuffles"]),
-    view: (rows) => [
+    of: () => [url(["shuffles"])],
+    every: 3,
+    view: ([rows]) => [
         head("Shuffles"),
         panel(
             "Shuffles",

@@ -7,23 +7,22 @@ import { own } from "../own.js";
 
 export const signIn = {
     title: () => "Sign in",
-    every: 0,
-    async load(page) {
+    of: () => [],
+    async opened(page) {
         const { ticket } = page.query;
-        if (!ticket) return null;
-        page.query = {};
+        if (!ticket) return;
         window.history.replaceState(null, "", "#/sign-in"); // it is good for once, and nobody shall find it
         try {
             await present(JSON.stringify({ ticket }));
+            window.dispatchEvent(new Event("signed-in"));
         } catch (error) {
-            return error;
+            page.state.refused = error;
+            page.draw();
         }
-        window.dispatchEvent(new Event("signed-in"));
-        return null;
     },
-    view: (refused) => [
+    view: (_, page) => [
         head("Sign in", { about: session.cluster }),
-        refused ? trouble(refused) : null,
+        page.state.refused ? trouble(page.state.refused) : null,
         session.login === "proxy"
             ? note("", "The proxy in front of this console says who you are, and has not. Come through it, or ask who runs it.")
             : own("sign-in", form),

@@ -1,5 +1,6 @@
 /* One work queue or group: how it stands, and what waits in it. */
 
+import { url } from "../api.js";
 import { h } from "../dom.js";
 import * as show from "../format.js";
 import { anchor, facts, head, link, note, panel, table, tiles } from "../parts.js";
@@ -11,18 +12,12 @@ const STATES = ["ready", "delayed", "leased", "dead"];
 
 export const workQueue = {
     title: ({ name }) => name,
-    every: 2000,
-    about: (event, page) => event.work_queue === page.names.name,
-    async load(page) {
+    of(page) {
         const { name } = page.names;
         const wanted = page.query.state ?? "ready";
-        const [row, tasks] = await Promise.all([
-            page.get(["work-queues", name]),
-            page.get(["work-queues", name, "tasks"], { state: wanted, count: COUNT }),
-        ]);
-        return { row, tasks };
+        return [url(["work-queues", name]), url(["work-queues", name, "tasks"], { state: wanted, count: COUNT })];
     },
-    view({ row, tasks }, page) {
+    view([row, tasks], page) {
         const desk = row.dead
             ? [
                   h(

@@ -1,5 +1,6 @@
 /* Work queues and groups, a page at a time. */
 
+import { url } from "../api.js";
 import { h } from "../dom.js";
 import * as show from "../format.js";
 import { anchor, head, pager, panel, state, table } from "../parts.js";
@@ -15,16 +16,11 @@ const KINDS = [
 
 export const workQueues = {
     title: () => "Work queues",
-    every: 2000,
-    about: (event) => Boolean(event.work_queue),
-    load: (page) =>
-        page.get(["work-queues"], {
-            search: page.query.search,
-            kind: page.query.kind,
-            offset: page.query.offset ?? 0,
-            limit: STEP,
-        }),
-    view: ({ total, offset, rows }, page) => [
+    of: (page) => {
+        const { search, kind, offset = 0 } = page.query;
+        return [url(["work-queues"], { search, kind, offset, limit: STEP })];
+    },
+    view: ([{ total, offset, rows }], page) => [
         head("Work queues", { about: "and groups of recorded queues" }),
         own("work-queues-search", () => finder(page)),
         panel(

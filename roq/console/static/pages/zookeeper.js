@@ -1,15 +1,15 @@
 /* ZooKeeper and who leads by it. */
 
+import { url } from "../api.js";
 import { h } from "../dom.js";
 import { facts, head, panel, table } from "../parts.js";
 import { verdict } from "./health.js";
 
 export const zookeeper = {
     title: () => "ZooKeeper",
-    every: 5000,
-    about: (event) => event.kind === "leader-changed",
-    load: (page) => page.get(["zookeeper"]),
-    view: ({ servers, leader, epoch, chroot, candidates }) => [
+    of: () => [url(["zookeeper"])],
+    every: 5,
+    view: ([{ servers, leader, epoch, chroot, candidates }]) => [
         head("ZooKeeper"),
         panel("Servers", {}, table("Servers", COLUMNS, servers, { key: (one) => one.server })),
         panel(

@@ -148,8 +148,10 @@ def test_the_list_can_be_used_in_a_browser(crowded: Crowded, served: RunningCons
     with started_browser() as browser:
         watched = Watched(browser, served.url)
         try:
-            watched.visit("queues", "Queues")  # scripts are there from now on
-            taken = []
+            began, taken = time.perf_counter(), list[float]()
+            page = watched.visit("queues", "Queues")  # scripts are there from now on
+            expect(page.locator("tbody tr")).to_have_count(SHOWN)
+            first = time.perf_counter() - began
             for name in ("orders-00499", "orders-00049"):
                 watched.page.goto("about:blank")
                 began = time.perf_counter()
@@ -161,9 +163,10 @@ def test_the_list_can_be_used_in_a_browser(crowded: Crowded, served: RunningCons
                 expect(page.locator("tbody tr")).to_have_count(1)
                 expect(page.locator("tbody")).to_contain_text(name)
                 taken.append(time.perf_counter() - began)
-            log.info("%d queues in Chromium: %s s to open, %s s to search", crowded.count, taken[::2], taken[1::2])
+            opened, searched = taken[::2], taken[1::2]
+            log.info("%d queues in Chromium: %s s to open, at first %s, %s to search", crowded.count, opened, first, searched)
             assert watched.wrong == []
-            assert min(taken[::2]) < BROWSER_SECONDS * SLACK
-            assert min(taken[1::2]) < BROWSER_SECONDS * SLACK
+            assert min(opened) < BROWSER_SECONDS * SLACK
+            assert min(searched) < BROWSER_SECONDS * SLACK
         finally:
             watched.context.close()

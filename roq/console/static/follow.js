@@ -18,7 +18,7 @@ export function follow(addresses, every, told, refused) {
         source.addEventListener("answer", ({ data }) => {
             const { of, status, body } = JSON.parse(data);
             answers[addresses.indexOf(of)] = status < 400 ? body : new Problem({ status, ...body });
-            if (!answers.includes(undefined)) told(answers);
+            if (!answers.includes(undefined)) told([...answers]);
         });
         source.onerror = () => source.readyState === EventSource.CLOSED && ask(source); // else it comes back by itself
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, expect
+from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from roq import blocking
 from roq.ids import new_token
@@ -106,6 +106,26 @@ def looked_at(page: Page, state: str) -> None:
         }""",
         state,
     )
+
+
+def test_a_stream_that_is_refused_says_why_and_is_asked_for_again(browser: Browser, writable: str) -> None:
+    watched, problem = (
+        Watched(browser, writable),
+        '{"title": "TooManyStreams", "detail": "no more streams", "advice": "close one"}',
+    )
+
+    def refuse(route: Route) -> None:
+        route.fulfill(status=429, content_type="application/problem+json", body=problem)
+
+    try:
+        watched.page.route("**/v1/follow?**", refuse)
+        page = watched.visit("hosts", "Hosts")
+        expect(page.get_by_role("alert").filter(has_text="No more streams.")).to_be_visible()
+        page.unroute("**/v1/follow?**")
+        expect(page.get_by_role("link", name="host-1")).to_be_visible()
+        expect(page.get_by_role("alert").filter(has_text="streams")).to_have_count(0)
+    finally:
+        watched.context.close()
 
 
 def test_a_number_that_no_event_reports_is_on_the_page_soon(browser: Browser, writable: str, scene: Scene) -> None:

@@ -125,6 +125,21 @@ def test_who_may_see_one_queue_works_with_that(browser: Browser, secured: Runnin
     watched.context.close()
 
 
+def test_who_signs_out_in_one_tab_is_signed_out_in_all(
+    browser: Browser, secured: RunningCluster, address: str, tmp_path: Path
+) -> None:
+    watched = Watched(browser, address)
+    page = watched.visit(f"queues/{QUEUE}", "Sign in")
+    page.get_by_label("Card file").set_input_files(card(secured, tmp_path, "leaver", Grant(Right.DESCRIBE, "*")))
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("table", name="Exchanges")).to_be_visible()
+    other = watched.context.new_page()
+    other.goto(f"{address}/#/hosts")
+    other.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
+    watched.context.close()
+
+
 def test_a_file_that_is_no_card_is_refused(browser: Browser, address: str, tmp_path: Path) -> None:
     watched = Watched(browser, address)
     page = watched.visit("", "Sign in")

@@ -114,7 +114,7 @@ class ClientMembership:
         rpc = self._monitors[self._leader]
         welcome = await rpc.request(request, expect, max(0.1, min(JOIN_SECONDS, left_seconds)))
         self._check_running()
-        self._heard, self._joined = time.monotonic(), True
+        self._heard, self._joined, self._before = time.monotonic(), True, None
         self._term = welcome.term
         if welcome.monitors:
             self._listen_to(welcome.monitors)

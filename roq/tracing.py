@@ -34,7 +34,7 @@ from roq.client import cluster as client
 from roq.errors import InvalidConfiguration
 from roq.pubsub import inbox, publisher
 from roq.pubsub.subscription import Message
-from roq.runtime.span_sampling import recorded_span
+from roq.runtime.span_sampling import recorded_span, telling_errors
 from roq.wire.headers import Headers, OwnHeaders, split_headers
 from roq.wire.monitor import PROTOCOL_0_2
 from roq.wire.requests import PRIVATE_PREFIXES
@@ -125,7 +125,7 @@ def process(one: Traced, queue: str = "") -> AbstractContextManager[Span]:
     if (attempt := getattr(one, "attempt", None)) is not None:
         attributes |= {"messaging.message.id": getattr(one, "id", ""), "roq.task.attempt": attempt}
     began = propagate.extract(_texts(headers)) if headers and not inside else None
-    return _tracer().start_as_current_span(f"process {queue}".rstrip(), began, SpanKind.CONSUMER, attributes, links)
+    return _within(_tracer().start_span(f"process {queue}".rstrip(), began, SpanKind.CONSUMER, attributes, links))
 
 
 # --- spans, contexts --------------------------------------------------------------------------------------------------------
@@ -203,6 +203,12 @@ def _begin(
     return recorded_span(_tracer(), parent, name, kind, about, links, began_ns)
 
 
+@contextmanager
+def _within(span: Span) -> Iterator[Span]:
+    with trace.use_span(span, end_on_exit=True), telling_errors(span):
+        yield span
+
+
 def _tracer() -> Tracer:
     """Also of an application that set its provider after `instrument()`."""
     if _here.tracer.__class__ is trace.ProxyTracer and not isinstance(trace.get_tracer_provider(), ProxyTracerProvider):
@@ -212,7 +218,7 @@ def _tracer() -> Tracer:
 
 def _traced(original: Any, span: Callable[..., AbstractContextManager[Any]]) -> Any:
     """The method within a span. span: called with the method's arguments; gives the arguments to go on with."""
-    if _is_plain(original):
+    if not inspect.iscoroutinefunction(original):
 
         def plain(self: Any, /, *arguments: Any, **options: Any) -> Any:
             with span(self, *arguments, **options) as (changed, named):
@@ -225,10 +231,6 @@ def _traced(original: Any, span: Callable[..., AbstractContextManager[Any]]) -> 
             return await original(self, *changed, **named)
 
     return asynchronous
-
-
-def _is_plain(method: Any) -> bool:
-    return not inspect.iscoroutinefunction(method)
 
 
 # --- publish ----------------------------------------------------------------------------------------------------------------
@@ -263,7 +265,7 @@ def _carried(headers: Headers | None) -> Headers | None:
 
 def _sending(original: Any, size: Callable[[Any], Attributes]) -> Any:
     """Without `_traced`: for what is not recorded, that would be most of the price."""
-    if _is_plain(original):
+    if not inspect.iscoroutinefunction(original):
 
         def plain(self: Any, topic: str, payload: Any, headers: Headers | None = None, confirm: str | None = None) -> Any:
             span, own = _published(self._publisher, topic, headers, size(payload))
@@ -276,7 +278,7 @@ def _sending(original: Any, size: Callable[[Any], Attributes]) -> Any:
         span, own = _published(self, topic, headers, size(payload))
         if span is None:
             return await original(self, topic, payload, own, confirm=confirm)
-        with trace.use_span(span, end_on_exit=True):
+        with _within(span):
             return await original(self, topic, payload, own, confirm=confirm)
 
     return sent
@@ -288,7 +290,7 @@ def _publishing(original: Any) -> Any:
 
 def _publishing_many(original: Any) -> Any:
     send = _sending(original, _count)
-    if _is_plain(original):
+    if not inspect.iscoroutinefunction(original):
         return lambda self, topic, payloads, headers=None, *, confirm=None: send(self, topic, payloads, headers, confirm)
 
     async def many(self: Any, topic: str, payloads: Any, headers: Headers | None = None, *, confirm: str | None = None) -> Any:
@@ -302,7 +304,7 @@ def _decided(span: Span | None) -> Iterator[None]:
     """Within this span, or none; the asynchronous publisher that the plain one calls does not decide again."""
     token = _is_decided.set(True)
     try:
-        with nullcontext() if span is None else trace.use_span(span, end_on_exit=True):
+        with nullcontext() if span is None else _within(span):
             yield
     finally:
         _is_decided.reset(token)
@@ -320,7 +322,7 @@ def _publishing_together(original: Any) -> Any:
             yield (queue, topic, payload, headers), {}
             return
         attributes = {**_about(queue, "publish", "create"), "roq.topic": topic, "messaging.message.body.size": len(payload)}
-        with _tracer().start_as_current_span(f"publish {queue}", kind=SpanKind.PRODUCER, attributes=attributes):
+        with _within(_tracer().start_span(f"publish {queue}", kind=SpanKind.PRODUCER, attributes=attributes)):
             yield (queue, topic, payload, _with_context(headers)), {}
 
     return _traced(original, span)
@@ -340,9 +342,7 @@ def _committing(original: Any) -> Any:
             "roq.transaction.published": collected.messages,
         }
         links = _links(task.headers for task in collected.tasks)
-        with _tracer().start_as_current_span(
-            f"commit {name}".rstrip(), kind=SpanKind.CLIENT, attributes=attributes, links=links
-        ):
+        with _within(_tracer().start_span(f"commit {name}".rstrip(), kind=SpanKind.CLIENT, attributes=attributes, links=links)):
             yield (), {}
 
     return _traced(original, span)
@@ -373,7 +373,7 @@ def _requesting(original: Any) -> Any:
         self: Any, queue: str, topic: str, payload: bytes = b"", headers: Headers | None = None, **options: Any
     ) -> Changed:
         attributes = {**_about(queue, "request", "send"), "roq.topic": topic, "messaging.message.body.size": len(payload)}
-        with _tracer().start_as_current_span(f"request {queue}", kind=SpanKind.CLIENT, attributes=attributes):
+        with _within(_tracer().start_span(f"request {queue}", kind=SpanKind.CLIENT, attributes=attributes)):
             yield (queue, topic, payload, headers if _has_context(headers) else _with_context(headers)), options
 
     return _traced(original, span)
@@ -390,7 +390,7 @@ def _putting(original: Any) -> Any:
             return
         name = _name(self.address)
         attributes = {**_about(name, "put", "send"), "messaging.message.body.size": len(payload)}
-        with _tracer().start_as_current_span(f"put {name}", kind=SpanKind.PRODUCER, attributes=attributes):
+        with _within(_tracer().start_span(f"put {name}", kind=SpanKind.PRODUCER, attributes=attributes)):
             yield (payload,), {"headers": _with_context(headers), **options}
 
     return _traced(original, span)
@@ -406,7 +406,7 @@ def _putting_many(original: Any) -> Any:
     def span(self: Any, tasks: Iterable[NewTask | bytes]) -> Changed:
         name = _name(self.address)
         attributes = {**_about(name, "put", "send"), **_count(tasks)}
-        with _tracer().start_as_current_span(f"put {name}", kind=SpanKind.PRODUCER, attributes=attributes):
+        with _within(_tracer().start_span(f"put {name}", kind=SpanKind.PRODUCER, attributes=attributes)):
             yield (with_context(tasks),), {}
 
     return _traced(original, span)
@@ -429,7 +429,7 @@ def _leasing(original: Any) -> Any:
                 spans.enter_context(_settled(address, [target], settlement))
             yield
 
-    if _is_plain(original):
+    if not inspect.iscoroutinefunction(original):
 
         def plain(self: Any, seconds: float, count: int, wait_seconds: float, settle: Any = ()) -> Any:
             began = time.time_ns()
@@ -453,7 +453,7 @@ def _settled(address: str, targets: Sequence[Any], settlement: Any) -> Iterator[
     queue, verb = _name(address), SETTLING.get(settlement.kind, "release")
     links = _links(getattr(task, "headers", {}) for task in targets)
     attributes = {**_about(queue, verb, "settle"), BATCH_COUNT: len(targets)}
-    with _tracer().start_as_current_span(f"{verb} {queue}", kind=SpanKind.CLIENT, attributes=attributes, links=links):
+    with _within(_tracer().start_span(f"{verb} {queue}", kind=SpanKind.CLIENT, attributes=attributes, links=links)):
         yield
 
 
@@ -479,7 +479,7 @@ def _settling_many(original: Any) -> Any:
 
 
 def _running(original: Any) -> Any:
-    if _is_plain(original):
+    if not inspect.iscoroutinefunction(original):
 
         def plain(self: Any, handler: Callable[[Any], object], **options: Any) -> Any:
             def traced(task: Any) -> object:

@@ -175,6 +175,7 @@ def kpis(
     name: QueueArgument,
     cluster: ClusterOption = None,
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after so many seconds' records; 0: never.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="As it is without, too.")] = False,
 ) -> None:
     """Print the queue's KPIs, one JSON line a second, as `roq policy replay` reads them."""
 

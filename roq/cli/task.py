@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from roq.blocking import WorkQueue, open_queue
-from roq.cli import task_move, task_shards, task_watch
+from roq.cli import task_dead, task_move, task_shards, task_watch
 from roq.cli.address import ClusterOption, JsonOption, OldPlaceArgument, cluster_address, either, with_cluster
 from roq.cli.completion import work_queue_names
 from roq.cli.headers import HeaderOption, headers_of, headers_row
@@ -33,16 +33,16 @@ from roq.cli.task_address import (
     settings_text,
     shown,
 )
+from roq.cli.task_dead import ChangedTasks
 from roq.client.cluster import Cluster
-from roq.errors import CallError, InvalidAddress, LeaseLost, PayloadTooLarge, TaskNotFound
+from roq.errors import CallError, InvalidAddress, LeaseLost, PayloadTooLarge
 from roq.wire.gcm import WorkQueueInfo
 from roq.wire.task import NewTask, TaskState, TaskView
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.address import QueueAddress, parse, queue_address, without_password
 
 app = typer.Typer(help="Work queues: put, lease, ack, watch, move; list and remove those of a cluster.", no_args_is_help=True)
-dead_app = typer.Typer(help="Dead letters: list, requeue, remove.", no_args_is_help=True)
-app.add_typer(dead_app, name="dead")
+app.add_typer(task_dead.app, name="dead")
 app.command("watch")(task_watch.watch)
 app.command("move")(task_move.move)
 app.command("shards")(task_shards.shards)
@@ -52,8 +52,6 @@ STANDARD_INPUT = 0
 TokensArgument = Annotated[list[str], typer.Argument(metavar="TOKEN…", help="As `roq task lease` printed.", show_default=False)]
 SecondsOption = Annotated[float, typer.Option("--seconds", help="How long the lease lasts.")]
 OldSecondsOption = Annotated[float | None, typer.Option("-s", hidden=True)]  # elsewhere this letter means --subscribers
-IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="[ID…]", help="Which ones.", show_default=False)]
-AllOption = Annotated[bool, typer.Option("--all", help="All of them.")]
 AddressesArgument = Annotated[
     list[str],
     typer.Argument(
@@ -330,85 +328,36 @@ def peek(
     console().print(table("", columns, rows))
 
 
+def _report(command: str, tasks: int, json: bool) -> None:
+    if json:
+        print_json(ChangedTasks(tasks))
+    else:
+        say(f"roq task {command}: {counted(tasks, 'task')}")
+
+
 @app.command("release-all")
-def release_all(address: AddressArgument) -> None:
+def release_all(address: AddressArgument, json: JsonOption = False) -> None:
     """Make every leased and delayed task ready: after a crash of all workers, without waiting for their leases."""
     with opened(address) as queue:
-        say(f"roq task release-all: {counted(queue.release_all(), 'task')}")
+        with working("releasing tasks"):
+            released = queue.release_all()
+        _report("release-all", released, json)
 
 
 @app.command("purge")
 def purge(
     address: AddressArgument,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Remove every task that is not dead, leased ones too."""
     with opened(address) as queue:
         if not yes and sys.stdin.isatty():
             found = queue.status()
             typer.confirm(f"Remove {counted(found.ready + found.delayed + found.leased, 'task')}?", abort=True, err=True)
-        say(f"roq task purge: {counted(queue.purge(), 'task')}")
-
-
-# --- dead letters
-
-
-class DeadRow(msgspec.Struct):
-    """A dead letter for JSON."""
-
-    id: str
-    attempts: int
-    priority: int
-    inserted: float
-    error: str
-    payload: PayloadRow
-    headers: dict[str, str]
-
-
-@dead_app.command("ls")
-def list_dead(address: AddressArgument, count: CountOption = 100, json: JsonOption = False) -> None:
-    """List dead letters with their last error."""
-    with opened(address) as queue:
-        letters = queue.dead(count)
-    if json:
-        print_json([_dead_row(one) for one in letters])
-        return
-    now = time.time()
-    rows = [(one.id, str(one.attempts), age(now - one.inserted), shown(one.error), shown(one.payload)) for one in letters]
-    console().print(table("", ("ID", ">ATTEMPTS", ">AGE", "ERROR", "PAYLOAD"), rows))
-
-
-def _dead_row(one: TaskView) -> DeadRow:
-    shown_rows = (payload_row(one.payload), headers_row(one.headers))
-    return DeadRow(one.id, one.attempts, one.priority, one.inserted, one.error, *shown_rows)
-
-
-def _chosen(ids: list[str] | None, everything: bool) -> list[str] | None:
-    if bool(ids) == everything:
-        raise CallError("name dead letters, or --all")
-    return None if everything else ids
-
-
-def _report_dead(done: int, chosen: list[str] | None, what: str, queue: WorkQueue) -> None:
-    if chosen is not None and done < len(set(chosen)):
-        raise TaskNotFound(f"{what} {done}; {len(set(chosen)) - done} of those named are no dead letters of {queue.address}")
-    say(f"roq task dead: {what} {done}")
-
-
-@dead_app.command("requeue")
-def requeue(address: AddressArgument, ids: IdsArgument = None, everything: AllOption = False) -> None:
-    """Make dead letters ready again, as if never tried."""
-    chosen = _chosen(ids, everything)
-    with opened(address) as queue:
-        _report_dead(queue.requeue_dead(chosen), chosen, "requeued", queue)
-
-
-@dead_app.command("rm")
-def remove_dead(address: AddressArgument, ids: IdsArgument = None, everything: AllOption = False) -> None:
-    """Forget dead letters."""
-    chosen = _chosen(ids, everything)
-    with opened(address) as queue:
-        _report_dead(queue.remove_dead(chosen), chosen, "removed", queue)
+        with working("removing tasks"):
+            removed = queue.purge()
+        _report("purge", removed, json)
 
 
 # --- the work queues of a cluster as a whole; a queue in a folder is its folder

@@ -139,13 +139,17 @@ def _schema(kind: Any) -> dict[str, Any]:
 def gives(kind: Any, what: str, status: int = 200) -> dict[int | str, dict[str, Any]]:
     """`responses=` of a route. kind: a struct, or list of one; None: nothing, or no JSON."""
     content = {} if kind is None else {"content": {JSON_TYPE: {"schema": _schema(kind)}}}
-    problem = {PROBLEM_TYPE: {"schema": {"$ref": REFERENCE.format(name="Problem")}}}
-    return {status: {"description": what, **content}, "default": {"description": "What went wrong", "content": problem}}
+    return {status: {"description": what, **content}, "default": _wrong()}
+
+
+def _wrong() -> dict[str, Any]:
+    content = {PROBLEM_TYPE: {"schema": {"$ref": REFERENCE.format(name="Problem")}}}
+    return {"description": "What went wrong", "content": content}
 
 
 def streams(what: str) -> dict[int | str, dict[str, Any]]:
     """The same of server-sent events."""
-    return {200: {"description": what, "content": {STREAM_TYPE: {"schema": {"type": "string"}}}}}
+    return {200: {"description": what, "content": {STREAM_TYPE: {"schema": {"type": "string"}}}}, "default": _wrong()}
 
 
 def takes(kind: type[msgspec.Struct]) -> dict[str, Any]:

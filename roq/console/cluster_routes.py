@@ -126,7 +126,7 @@ async def show_overview(visit: Reader) -> Response:
     return answer(summarize(view, visit.source.live))
 
 
-@router.get("/v1/events", responses=streams("overview, cluster, unreachable, reachable, cut"))
+@router.get("/v1/events", response_class=Response, responses=streams("overview, cluster, unreachable, reachable, cut"))
 async def stream_events(visit: Reader) -> Response:
     """What happens, as it does: server-sent events."""
     visit.may(gcm.GetCluster())

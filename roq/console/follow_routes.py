@@ -165,7 +165,7 @@ def cut(reason: str) -> bytes:
     return event(CUT, msgspec.json.encode({"reason": reason}))
 
 
-@router.get("/v1/follow", responses=streams("answer, cut"))
+@router.get("/v1/follow", response_class=Response, responses=streams("answer, cut"))
 async def follow(
     request: Request,
     visit: Reader,

@@ -108,7 +108,7 @@ def _asked(visit: Visit, queue: str, topics: list[str] | None, where: str, start
     return StreamRequest(queue, tuple(topics or ()), where, since_of(begin))
 
 
-@router.get("/v1/queues/{queue}/messages", responses=streams("ready, message, lost, cut"))
+@router.get("/v1/queues/{queue}/messages", response_class=Response, responses=streams("ready, message, lost, cut"))
 async def subscribe(
     request: Request, visit: Reader, queue: str, topic: Topics = None, where: str = "", start: str = LIVE
 ) -> Response:

@@ -180,7 +180,7 @@ async def show_queue(visit: Reader, queue: str) -> Response:
     return answer(await with_groups(visit.source.cluster, detail))
 
 
-@router.get("/v1/queues/{queue}/kpis", responses=streams("One event `kpi` a second"))
+@router.get("/v1/queues/{queue}/kpis", response_class=Response, responses=streams("One event `kpi` a second"))
 async def stream_kpis(request: Request, visit: Reader, queue: str) -> Response:
     """A queue's KPIs as they come: server-sent events."""
     visit.may_at_monitor(queue, monitor.Describe())

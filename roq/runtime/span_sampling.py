@@ -8,7 +8,8 @@ import OpenTelemetry: an install without it has this file, too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -49,3 +50,13 @@ def recorded_span(
         )
     span = tracer.start_span(name, kind=kind, attributes=attributes, links=links, start_time=began_ns)
     return span if span.is_recording() else None
+
+
+@contextmanager
+def telling_errors(span: Any) -> Iterator[None]:
+    """What is raised within is named in the span's `error.type`."""
+    try:
+        yield
+    except Exception as error:
+        span.set_attribute("error.type", type(error).__qualname__)
+        raise

@@ -18,6 +18,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
 
 import roq
 from roq import blocking, tracing
@@ -158,6 +159,15 @@ async def test_a_task_and_its_worker(tmp_path: Path, spans: InMemorySpanExporter
     assert [follows(span, both) for span in worked].count(True) == 3
     (failed,) = [span for span in worked if not span.status.is_ok]
     assert failed.events[0].name == "exception"
+    assert (failed.attributes or {})["error.type"] == "ValueError"
+    kinds = {span.name.partition(" ")[0]: span.kind for span in spans.get_finished_spans()}
+    assert kinds == {
+        "put": SpanKind.PRODUCER,
+        "lease": SpanKind.CLIENT,
+        "process": SpanKind.CONSUMER,
+        "ack": SpanKind.CLIENT,
+        "release": SpanKind.CLIENT,
+    }
     leased = set[int]().union(*map(linked, named(spans, "lease work")))
     assert leased == {identity(put), identity(both)}
     assert len(named(spans, "ack work")) == 3

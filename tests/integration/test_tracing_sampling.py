@@ -206,6 +206,8 @@ async def test_a_failure_is_recorded_where_it_is_sampled(client: roq.Cluster, qu
     failed = one(traced.exporter, f"publish {queue}")
     assert not failed.status.is_ok
     assert failed.events[0].name == "exception"
+    assert failed.attributes is not None
+    assert failed.attributes["error.type"] == "InvalidTopic"
 
 
 @pytest.mark.parametrize("begin", ["tracing.instrument()", "pass"])

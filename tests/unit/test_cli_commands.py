@@ -26,8 +26,7 @@ NO_DATA = {
     *(f"host {name}" for name in ("cordon", "new-disk", "stop", "uncordon")),
     *(f"queue {name}" for name in ("drain-exchange", "forget-durable", "forget-producer", "group rm", "record", "rm")),
     *(f"queue {name}" for name in ("start", "stop", "template set")),
-    *(f"task {name}" for name in ("ack", "create", "dead requeue", "dead rm", "extend", "purge", "reject", "release")),
-    *(f"task {name}" for name in ("release-all", "rm")),
+    *(f"task {name}" for name in ("ack", "create", "extend", "reject", "release", "rm")),
     *("down", "policy set", "shuffle rm"),
     "demo",  # for eyes
     "host install",  # prints files as they are written
@@ -35,7 +34,6 @@ NO_DATA = {
     "metrics",  # serves them, JSON too
     "pipeline run",  # what the job prints
     "policy init",  # prints TOML, which `policy set` reads
-    "queue kpis",  # prints JSON lines and nothing else
     "serve",  # answers; prints nothing
 }
 

@@ -444,6 +444,12 @@ def test_the_document_names_no_shape_that_it_has_not() -> None:
     named = set(re.findall(r'"#/components/schemas/([^"]+)"', found))
     assert named - json.loads(found)["components"]["schemas"].keys() == set()
     assert {"/v1/queues/{queue}/messages", "/v1/overview", "/v1/session"} <= paths.keys()
+    operations = [one for path in paths.values() for one in path.values()]
+    assert all("default" in one["responses"] and "422" not in one["responses"] for one in operations)
+    streams = [
+        one["responses"]["200"]["content"] for one in operations if "text/event-stream" in str(one["responses"].get("200"))
+    ]
+    assert [list(content) for content in streams] == [["text/event-stream"]] * 4
     takes_a_body = [one for path in paths.values() for method, one in path.items() if method == "put"]
     assert takes_a_body
     assert all("requestBody" in one for one in takes_a_body)

@@ -301,3 +301,10 @@ def test_two_clusters_take_two_commands() -> None:
         done = CliRunner().invoke(app, ["metrics", *words])
         assert done.exit_code == 1
         assert "one cluster for each" in done.output
+
+
+def test_the_scaler_asks_for_what_is_answered() -> None:
+    text = (EXAMPLES / "keda.yml").read_text()
+    [(url, value)] = re.findall(r'url: "(.*)"\n *valueLocation: "(.*)"', text)
+    assert re.fullmatch(r"http://[a-z-]+:9464/v1/work-queues/jobs/status", url)
+    assert value in metrics.numbers(Status(0, 0, 0, 0, 0, 0))

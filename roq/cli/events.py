@@ -16,25 +16,8 @@ from roq.cli.quantities import duration_seconds
 from roq.client.cluster import Cluster
 from roq.client.events import ClusterEvent, EventKind
 from roq.runtime.log_output import visible
-from roq.wire.kpi import Decision
 
 ALWAYS = (EventKind.WATCHING, EventKind.MISSED)  # of one queue, too: nobody shall take silence for peace
-
-
-class EventLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An event for JSON: a ClusterEvent with its sentence. What does not apply is left out."""
-
-    kind: EventKind
-    time: float
-    text: str
-    host: str = ""
-    queue: str = ""
-    exchange: str = ""
-    work_queue: str = ""
-    group: str = ""
-    process: str = ""
-    detail: str = ""
-    decision: Decision | None = None
 
 
 def events(
@@ -80,6 +63,6 @@ def wanted(event: ClusterEvent, queue: str | None, kinds: list[EventKind] | None
     return (not kinds or event.kind in kinds) and (queue is None or queue in (event.queue, event.work_queue))
 
 
-def event_line(event: ClusterEvent) -> EventLine:
-    """For JSON."""
-    return EventLine(text=str(event), **{name: getattr(event, name) for name in event.__struct_fields__})
+def event_line(event: ClusterEvent) -> dict[str, object]:
+    """For JSON, with its sentence. What does not apply is left out."""
+    return {"kind": event.kind, "time": event.time, "text": str(event), **msgspec.to_builtins(event)}

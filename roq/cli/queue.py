@@ -1,7 +1,7 @@
 """`roq queue …`: create, list, show, remove, start and stop queues, print their KPIs; planned changes of their Exchanges.
 
 Not covered: `roq queue record` and the options of a recorded queue (recording.py); what was recorded (tapes.py); groups of it
-(group.py); its durable subscribers (durables.py) and producers (producers.py).
+(group.py); its durable subscribers and producers (recorded_names.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 import typer
 from rich.console import Group, RenderableType
 
-from roq.cli import durables, group, producers, recording, tapes, template
+from roq.cli import group, recorded_names, recording, tapes, template
 from roq.cli.address import ClusterOption, JsonOption, QueueArgument, with_cluster
 from roq.cli.completion import host_names, queue_names
 from roq.cli.history import SinceOption, history_view, since_of
@@ -196,10 +196,10 @@ app.add_typer(template.app, name="template")
 app.command("record")(recording.record)
 app.command("read")(tapes.read)
 app.command("tapes")(tapes.list_tapes)
-app.command("durables")(durables.list_durables)
-app.command("forget-durable")(durables.forget)
-app.command("producers")(producers.list_producers)
-app.command("forget-producer")(producers.forget)
+app.command("durables")(recorded_names.list_durables)
+app.command("forget-durable")(recorded_names.forget_durable)
+app.command("producers")(recorded_names.list_producers)
+app.command("forget-producer")(recorded_names.forget_producer)
 
 
 @app.command("move")

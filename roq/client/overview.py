@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -29,7 +30,9 @@ MONITORS_ASKED_AT_ONCE = 32
 MONITOR_SECONDS = 2.0  # a Monitor that needs longer is shown as not answering
 MASTER_SECONDS = 2.0  # the same of the master of a group
 MONITORS_SILENT_MAX = 64  # no more are asked then: thousands that hang cost three times MONITOR_SECONDS, not hundreds
+COUNTS = (*("leased", "dead", "delayed", "completed", "inserted", "expired"), *("missed", "oldest_seconds", "behind_seconds"))
 NOT_ASKED = "its Monitor was not asked: too many others do not answer"
+R = TypeVar("R", bound=msgspec.Struct)
 
 
 class HostRow(msgspec.Struct, frozen=True):
@@ -292,21 +295,14 @@ def group_row(info: WorkQueueInfo, status: Status | str = "") -> GroupRow:
         *(info.ready, record.master_host),
         problem=status if isinstance(status, str) else "",
     )
-    if isinstance(status, str):
-        return row
-    return msgspec.structs.replace(
-        row,
-        waiting=status.ready + status.delayed,
-        leased=status.leased,
-        dead=status.dead,
-        completed=status.completed,
-        behind_seconds=status.behind_seconds,
-        lag=status.lag if status.lag >= 0 else None,
-        expired=status.expired,
-        delayed=status.delayed,
-        oldest_seconds=status.oldest_seconds,
-        missed=status.missed,
-    )
+    return row if isinstance(status, str) else with_counts(row, status)
+
+
+def with_counts(row: R, status: Status) -> R:
+    """The row of a work queue or a group with what its master says, as far as it has fields for that. Pure."""
+    said = {name: getattr(status, name) for name in COUNTS if name in row.__struct_fields__}
+    said |= {"waiting": status.ready + status.delayed, "lag": status.lag if status.lag >= 0 else None}
+    return msgspec.structs.replace(row, **said)
 
 
 def policy_tables(policy: Policy) -> dict[str, dict[str, float | None]]:

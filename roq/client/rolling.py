@@ -25,6 +25,7 @@ from roq.client.overview import (
     host_rows,
     queue_row,
     read_overview,
+    with_counts,
 )
 from roq.client.shard_answers import status_of
 from roq.errors import RoqError
@@ -139,17 +140,8 @@ async def read_cluster(cluster: Cluster, rolling: RollingOverview) -> Overview:
 def counted_row(row: WorkQueueRates, status: Status, seconds: float) -> WorkQueueRates:
     """seconds: since it was counted last, 0.0: never. Pure."""
     done = status.completed - row.completed
-    return msgspec.structs.replace(
-        row,
-        waiting=status.ready + status.delayed,
-        leased=status.leased,
-        dead=status.dead,
-        completed=status.completed,
-        completed_per_second=max(0, done) / seconds if seconds else 0.0,
-        oldest_seconds=status.oldest_seconds,
-        lag=status.lag if status.lag >= 0 else None,
-        missed=status.missed,
-    )
+    per_second = max(0, done) / seconds if seconds else 0.0
+    return msgspec.structs.replace(with_counts(row, status), completed_per_second=per_second)
 
 
 def in_turn(names: Sequence[str], first: Collection[str], number: int, count: int) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from roq.client.overview import with_counts
 from roq.client.shard_answers import count_at, peek_at, status_of
 from roq.console.errors import LetterTaken
 from roq.console.letters import ShownTask, shown_task
@@ -29,6 +30,7 @@ MASTERS_AT_ONCE = 32
 LOOKED_AT_MAX = 1000  # letters: what people read; the rest follows when these are gone
 IDS_AT_ONCE = 1000
 ROUNDS_MAX = 200  # of one act: 200 000 letters
+LetterAct = Callable[[list[str] | None], master.RequeueLetters | master.RemoveLetters]  # of these, None: of all
 
 
 class WorkQueueView(msgspec.Struct, frozen=True):
@@ -102,20 +104,7 @@ def work_queue_view(info: WorkQueueInfo, status: Status | str) -> WorkQueueView:
     )
     if source is not None:
         view = msgspec.structs.replace(view, **_of_group(record.name, source))
-    if isinstance(status, str):
-        return view
-    return msgspec.structs.replace(
-        view,
-        waiting=status.ready + status.delayed,
-        leased=status.leased,
-        dead=status.dead,
-        completed=status.completed,
-        inserted=status.inserted,
-        expired=status.expired,
-        oldest_seconds=status.oldest_seconds,
-        behind_seconds=status.behind_seconds,
-        lag=status.lag if status.lag >= 0 else None,
-    )
+    return view if isinstance(status, str) else with_counts(view, status)
 
 
 def _of_group(name: str, source: GroupSource) -> dict[str, object]:
@@ -154,20 +143,9 @@ class Desk:
         found, status = await self.peek(TaskState.DEAD, LOOKED_AT_MAX), await self.status()
         return DeskView(max(status.dead, len(found)), len(found), pattern_views(found))
 
-    async def requeue(self, chosen: Callable[[master.PeekedTask], bool] | None) -> DeskOutcome:
-        """Make dead letters ready again, with no attempts; None: all."""
-        return await self._act(chosen, master.RequeueLetters)
-
-    async def remove(self, chosen: Callable[[master.PeekedTask], bool] | None) -> DeskOutcome:
-        """Forget dead letters; None: all."""
-        return await self._act(chosen, master.RemoveLetters)
-
-    async def _act(
-        self,
-        chosen: Callable[[master.PeekedTask], bool] | None,
-        act: Callable[[list[str] | None], master.RequeueLetters | master.RemoveLetters],
-    ) -> DeskOutcome:
-        """Looked at again until none is left that was not done before: one that dies again at once is not done again."""
+    async def act_on_all(self, chosen: Callable[[master.PeekedTask], bool] | None, act: LetterAct) -> DeskOutcome:
+        """All letters, or the chosen. Looked at again until none is left that was not done before: one that dies again at once
+        is not done again."""
         done, seen = 0, set[str]()
         for _ in range(ROUNDS_MAX):
             ids = None
@@ -182,15 +160,13 @@ class Desk:
             seen.update(ids)
         return DeskOutcome(done, (await self.status()).dead)
 
-    async def act_on(
-        self, ids: Sequence[str], act: Callable[[list[str] | None], master.RequeueLetters | master.RemoveLetters]
-    ) -> DeskOutcome:
+    async def act_on(self, ids: Sequence[str], act: LetterAct) -> DeskOutcome:
         """These letters; those that are none any more are left out."""
         parts = [list(ids[first : first + IDS_AT_ONCE]) for first in range(0, len(ids), IDS_AT_ONCE)]
         done = sum([await self._count(act, part) for part in parts])
         return DeskOutcome(done, (await self.status()).dead)
 
-    async def _count(self, act: Callable[[list[str] | None], msgspec.Struct], ids: list[str] | None) -> int:
+    async def _count(self, act: LetterAct, ids: list[str] | None) -> int:
         return await count_at(self._source.masters, self.info, act, ids)
 
     async def letter(self, id: str) -> master.PeekedTask:

@@ -9,8 +9,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from roq.cli.durables import DurableRow
-from roq.cli.producers import ProducerRow
+from roq.cli.recorded_names import DurableRow, ProducerRow
 from roq.cli.shuffle import ShuffleRow
 from roq.cli.tapes import TapeRow
 from roq.client.history import QueueHistory

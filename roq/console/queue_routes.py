@@ -14,10 +14,9 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from roq.cli.durables import DurableRow, durable_row
 from roq.cli.policy import FIELDS, ReplayedDecision, beside
-from roq.cli.producers import ProducerRow, producer_row
 from roq.cli.quantities import start_of
+from roq.cli.recorded_names import DurableRow, ProducerRow, durable_row, producer_row
 from roq.cli.tapes import TapeRow, tape_row
 from roq.client.history import QueueHistory, past_decisions, past_kpis, read_history
 from roq.client.overview import QueueDetail, QueueRow, policy_tables, read_queue, read_rows, with_groups

@@ -11,7 +11,16 @@ from starlette.responses import Response
 
 from roq.console.answers import answer, body_of, gives, takes
 from roq.console.context import Reader, Visit, Writer
-from roq.console.desk import Desk, DeskOutcome, DeskView, WorkQueueView, in_pattern, original_headers, work_queue_views
+from roq.console.desk import (
+    Desk,
+    DeskOutcome,
+    DeskView,
+    LetterAct,
+    WorkQueueView,
+    in_pattern,
+    original_headers,
+    work_queue_views,
+)
 from roq.console.identity import names_shown
 from roq.console.letters import EditedPayload, ShownTask, is_beginning, shown_task
 from roq.console.summary import PAGE_MAX, chosen_work_queues, page
@@ -139,13 +148,7 @@ async def show_dead(visit: Reader, name: str) -> Response:
 )
 async def requeue_dead(request: Request, visit: Writer, name: str) -> Response:
     """Make dead letters ready again, with no attempts."""
-    chosen = (await body_of(request, ChosenLetters)).check()
-    with visit.acts(RequeueDeadLetters(name, str(chosen))):
-        visit.may_at_master(name, master.RequeueLetters(None))
-        desk = await Desk.of(visit.source, name)
-        if chosen.ids is not None:
-            return answer(await desk.act_on(chosen.ids, master.RequeueLetters))
-        return answer(await desk.requeue(in_pattern(chosen.pattern) if chosen.pattern is not None else None))
+    return await _act_on_dead(request, visit, name, RequeueDeadLetters, master.RequeueLetters)
 
 
 @router.post(
@@ -153,13 +156,19 @@ async def requeue_dead(request: Request, visit: Writer, name: str) -> Response:
 )
 async def remove_dead(request: Request, visit: Writer, name: str) -> Response:
     """Forget dead letters."""
+    return await _act_on_dead(request, visit, name, RemoveDeadLetters, master.RemoveLetters)
+
+
+async def _act_on_dead(
+    request: Request, visit: Visit, name: str, audited: type[RequeueDeadLetters | RemoveDeadLetters], act: LetterAct
+) -> Response:
     chosen = (await body_of(request, ChosenLetters)).check()
-    with visit.acts(RemoveDeadLetters(name, str(chosen))):
-        visit.may_at_master(name, master.RemoveLetters(None))
+    with visit.acts(audited(name, str(chosen))):
+        visit.may_at_master(name, act(None))
         desk = await Desk.of(visit.source, name)
         if chosen.ids is not None:
-            return answer(await desk.act_on(chosen.ids, master.RemoveLetters))
-        return answer(await desk.remove(in_pattern(chosen.pattern) if chosen.pattern is not None else None))
+            return answer(await desk.act_on(chosen.ids, act))
+        return answer(await desk.act_on_all(in_pattern(chosen.pattern) if chosen.pattern is not None else None, act))
 
 
 @router.post(

@@ -23,10 +23,10 @@ from gcm.durables import (
     keep_in,
     open_record,
 )
-from roq.cli.durables import DurableRow, durable_row, durable_table
 from roq.cli.main import app
 from roq.cli.output import console, moment
 from roq.cli.pub_sub import MessageTally
+from roq.cli.recorded_names import DurableRow, durable_row, durable_table
 from roq.errors import (
     AccessDenied,
     Closed,

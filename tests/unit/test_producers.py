@@ -15,7 +15,7 @@ import pytest
 
 from gcm.producers import ProducerRecord, grant, keep_in, open_record
 from roq.cli.output import console
-from roq.cli.producers import ProducerRow, producer_row, producer_table
+from roq.cli.recorded_names import ProducerRow, producer_row, producer_table
 from roq.coordination.locate import GcmClient
 from roq.errors import (
     CallError,

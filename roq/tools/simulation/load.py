@@ -151,14 +151,9 @@ async def subscribe(books: Books, zookeeper: str, queue: str, label: str, stop: 
 
 
 async def _read(books: Books, book: Received, subscriber: roq.Subscriber, told: list[MessagesLost]) -> None:
-    def take_told() -> None:
-        for lost in told:
-            book.told.setdefault(lost.publisher, []).append(lost)
-        told.clear()
-
     try:
         async for batch in subscriber.batches():
-            take_told()
+            note_losses(told, book.told)
             book.times.append(books.loop.time())
             for message in batch:
                 number = int(message.payload)
@@ -168,7 +163,14 @@ async def _read(books: Books, book: Received, subscriber: roq.Subscriber, told: 
                     )
                 book.got.setdefault(message.publisher, []).append(number)
     finally:
-        take_told()
+        note_losses(told, book.told)
+
+
+def note_losses(told: list[MessagesLost], noted: dict[int, list[MessagesLost]]) -> None:
+    """What was reported since the last call, by publisher."""
+    for lost in told:
+        noted.setdefault(lost.publisher, []).append(lost)
+    told.clear()
 
 
 def judge(books: Books, *, lossless: bool) -> list[str]:

@@ -25,7 +25,15 @@ import roq
 from roq.client.read import TapeWindow
 from roq.coordination.locate import GcmClient
 from roq.errors import DeadlineExceeded, InvalidPosition, MessagesLost, NotRecorded, RoqError, SlowSubscriber, TemporaryError
-from roq.tools.simulation.load import AGAIN_SECONDS, CLOSE_SECONDS, FLUSH_SECONDS, OPEN_SECONDS, Books, PublisherAccount
+from roq.tools.simulation.load import (
+    AGAIN_SECONDS,
+    CLOSE_SECONDS,
+    FLUSH_SECONDS,
+    OPEN_SECONDS,
+    Books,
+    PublisherAccount,
+    note_losses,
+)
 from roq.wire.recording import TapePosition
 
 STORED, FRESH = "stored", "fresh"
@@ -333,15 +341,10 @@ async def _life(
 
 
 async def _take(books: RecordingBooks, reading: Reading, subscriber: roq.Subscriber, told: list[MessagesLost]) -> None:
-    def take_told() -> None:
-        for lost in told:
-            reading.told.setdefault(lost.publisher, []).append(lost)
-        told.clear()
-
     done: dict[str, int] = {}
     try:
         async for batch in subscriber.batches():
-            take_told()
+            note_losses(told, reading.told)
             for message in batch:
                 number = int(message.payload.split(b" ", 1)[0])
                 if number != message.sequence:
@@ -353,7 +356,7 @@ async def _take(books: RecordingBooks, reading: Reading, subscriber: roq.Subscri
                 books.errors.append(f"{reading}: its position went back from {done} to {now}")
             done = now
     finally:
-        take_told()
+        note_losses(told, reading.told)
 
 
 # --- the judgement ----------------------------------------------------------------------------------------------------

@@ -30,9 +30,8 @@ from roq.wire.work_queue import TaskSettings
 from roq.workqueue.address import Options, open_backend, without_password
 from roq.workqueue.contract import LEASE_COUNT_MAX, Backend, RoundTrip, check_lease, new_task, put_parts
 from roq.workqueue.handling import GRACE_SECONDS, Rules, Work, handle_steps, reason
-from roq.workqueue.lease_keeper import DONE, HeldTask, LeaseKeeper, Settlements, Target, given_back, raise_lost
+from roq.workqueue.lease_keeper import DONE, HeldTask, LeaseKeeper, LeaseKeepers, Settlements, Target, given_back, raise_lost
 from roq.workqueue.prefetch import QueuedTask, TaskPrefetch, at_once
-from roq.workqueue.shard_leases import LeaseKeepers
 from roq.workqueue.stop_signals import stopped_by_signals
 from roq.workqueue.transaction import CollectedTransaction, Failure, commit_all, commit_steps, committing
 

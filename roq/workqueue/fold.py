@@ -33,9 +33,8 @@ from typing import Any, NamedTuple
 
 from roq.wire.task import Status, TaskState
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.lease_ends import LeaseEnds
 from roq.workqueue.outbox import TransactionOutbox
-from roq.workqueue.ready import Expiries, ReadyTasks, StoredTask, be_gone
+from roq.workqueue.ready import Expiries, LeaseEnds, ReadyTasks, StoredTask, be_gone
 from roq.workqueue.records import (
     POP_SHIFT,
     BlobRef,

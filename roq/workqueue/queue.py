@@ -38,9 +38,19 @@ from roq.workqueue.contract import (
     put_parts,
 )
 from roq.workqueue.handling import GRACE_SECONDS, Rules, Work, reason, work
-from roq.workqueue.lease_keeper import DONE, HeldTask, LeaseKeeper, Settlements, Target, given_back, raise_lost
+from roq.workqueue.lease_keeper import (
+    DONE,
+    HeldTask,
+    LeaseKeeper,
+    LeaseKeepers,
+    Settlements,
+    Target,
+    by_shard,
+    given_back,
+    raise_lost,
+    shard_of,
+)
 from roq.workqueue.prefetch import Prefetch, Task, awaited
-from roq.workqueue.shard_leases import LeaseKeepers, by_shard, shard_of
 from roq.workqueue.transaction import CollectedTransaction, Failure, commit_all, commit_steps, committing
 
 logger = logging.getLogger(__name__)

@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from roq.workqueue import lease_ends
-from roq.workqueue.lease_ends import LeaseEnds
-from roq.workqueue.ready import StoredTask
+from roq.workqueue import ready
+from roq.workqueue.ready import LeaseEnds, StoredTask
 
 
 def task(due: int) -> StoredTask:
@@ -17,7 +16,7 @@ def task(due: int) -> StoredTask:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_they_are_those_of_the_tasks(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_ends, "ENDS_MIN", 4)
+    monkeypatch.setattr(ready, "ENDS_MIN", 4)
     draw, ends, delivery = random.Random(seed), LeaseEnds(), 0
     leased: dict[int, StoredTask] = {}
     for _ in range(400):
@@ -48,7 +47,7 @@ def test_they_are_those_of_the_tasks(seed: int, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_run_that_is_added_when_the_old_ones_are_cleared_away_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_ends, "ENDS_MIN", 4)
+    monkeypatch.setattr(ready, "ENDS_MIN", 4)
     ends = LeaseEnds()
     for number in range(5):
         ends.add(7, number, 1, {number: task(7)})

@@ -12,8 +12,7 @@ from roq.errors import Closed, Unavailable
 from roq.wire.shards import marked, unmarked
 from roq.wire.task import EXTEND, LeasedTask, Settlement
 from roq.workqueue.contract import RoundTrip
-from roq.workqueue.lease_keeper import DONE, HeldTask
-from roq.workqueue.shard_leases import LeaseKeepers
+from roq.workqueue.lease_keeper import DONE, HeldTask, LeaseKeepers
 
 SECONDS = 0.9  # of a lease
 OUTAGE = 4 * SECONDS  # that a call to a shard without a master takes

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from enum import StrEnum
@@ -316,12 +316,18 @@ def _decided(kind: EventKind, queue: str, one: Decision, at: float) -> ClusterEv
     return ClusterEvent(kind, at, one.host, queue, one.exchange, detail=what, decision=one)
 
 
-def turn(infos: Sequence[QueueInfo], number: int, count: int = ASKED_PER_ROUND) -> list[QueueInfo]:
-    """Whose Monitors are asked in this round: all in turn, so many at a time. Pure."""
-    if len(infos) <= count:
-        return list(infos)
-    first = number * count % len(infos)
-    return [*infos[first : first + count], *infos[: max(0, first + count - len(infos))]]
+def in_turn(names: Sequence[str], first: Collection[str], number: int, count: int) -> list[str]:
+    """At most `count` of the names: those of `first`, up to three quarters, and of the others every one in turn. number: of the
+    look. Pure."""
+    if len(names) <= count:
+        return list(names)
+    urgent = set(first)
+    wanted = [name for name in names if name in urgent][: count - count // 4]
+    chosen = set(wanted)
+    others = [name for name in names if name not in chosen]
+    room = count - len(wanted)
+    begin = number * room % len(others)
+    return [*wanted, *others[begin : begin + room], *others[: max(0, begin + room - len(others))]]
 
 
 # --- ends of tapes ------------------------------------------------------------------------------------------------------
@@ -389,8 +395,10 @@ class EventWatch:
         number = 0
         try:
             while True:
-                scaling = [one for one in self._queues if one.record.running and one.monitors and one.policy != Policy()]
-                events = await self._decided(pool, turn(scaling, number)) + await self._ended() + await self._machines(number)
+                running = [one for one in self._queues if one.record.running and one.monitors]
+                scaling = {one.record.name: one for one in running if one.policy != Policy()}
+                asked = [scaling[name] for name in in_turn(list(scaling), (), number, ASKED_PER_ROUND)]
+                events = await self._decided(pool, asked) + await self._ended() + await self._machines(number)
                 if events:
                     await self.found.put(events)
                 number += 1

@@ -7,12 +7,12 @@ it is shown (roq/cli/history.py).
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 
 import msgspec
 
 from roq.client.cluster import Cluster
-from roq.errors import FrameError, InvalidTopic, MessagesLost, NotRecorded, QueueNotFound
+from roq.errors import FrameError, InvalidTopic, NotRecorded, QueueNotFound
 from roq.pubsub.start import Start
 from roq.pubsub.subscription import check_filter, log_lost
 from roq.runtime.observe import logger
@@ -164,23 +164,19 @@ def _topic(queue: str) -> str:
         return ALL
 
 
-async def _payloads(
-    cluster: Cluster, kept: str, queue: str, since: Start, on_lost: Callable[[MessagesLost], None]
-) -> AsyncGenerator[bytes, None]:
+async def _payloads(cluster: Cluster, kept: str, queue: str, since: Start) -> AsyncGenerator[bytes, None]:
     try:
-        async with cluster.subscriber(kept, _topic(queue), on_lost=on_lost, start=since, follow=False) as past:
+        async with cluster.subscriber(kept, _topic(queue), on_lost=log_lost, start=since, follow=False) as past:
             async for message in past:
                 yield message.payload
     except QueueNotFound as error:
         raise NotRecorded("this cluster keeps no history: `roq history on` begins with it") from error
 
 
-async def past_kpis(
-    cluster: Cluster, queue: str, since: Start, on_lost: Callable[[MessagesLost], None] = log_lost
-) -> AsyncGenerator[QueueKpi, None]:
+async def past_kpis(cluster: Cluster, queue: str, since: Start) -> AsyncGenerator[QueueKpi, None]:
     """The KPI records of a queue, also of one that is gone, in the order in which they were kept, up to now. Raises
     NotRecorded: the cluster keeps no history."""
-    async for payload in _payloads(cluster, HISTORY_KPIS, queue, since, on_lost):
+    async for payload in _payloads(cluster, HISTORY_KPIS, queue, since):
         try:
             kpi = from_json_line(payload)
         except FrameError as error:
@@ -193,7 +189,7 @@ async def past_kpis(
 async def past_decisions(cluster: Cluster, queue: str, since: Start) -> list[QueueDecision]:
     """What was decided for a queue and what became of it, each decision once, by time. Raises NotRecorded."""
     found = list[QueueDecision]()
-    async for payload in _payloads(cluster, HISTORY_DECISIONS, queue, since, log_lost):
+    async for payload in _payloads(cluster, HISTORY_DECISIONS, queue, since):
         try:
             decision = decision_from_json(payload)
         except FrameError as error:

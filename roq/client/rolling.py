@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 import msgspec
 
 from roq.client.cluster import Cluster
+from roq.client.events import in_turn
 from roq.client.overview import (
     MASTER_SECONDS,
     MONITOR_SECONDS,
@@ -142,17 +143,3 @@ def counted_row(row: WorkQueueRates, status: Status, seconds: float) -> WorkQueu
     done = status.completed - row.completed
     per_second = max(0, done) / seconds if seconds else 0.0
     return msgspec.structs.replace(with_counts(row, status), completed_per_second=per_second)
-
-
-def in_turn(names: Sequence[str], first: Collection[str], number: int, count: int) -> list[str]:
-    """At most `count` of the names: those of `first`, up to three quarters, and of the others every one in turn. number: of the
-    look. Pure."""
-    if len(names) <= count:
-        return list(names)
-    urgent = set(first)
-    wanted = [name for name in names if name in urgent][: count - count // 4]
-    chosen = set(wanted)
-    others = [name for name in names if name not in chosen]
-    room = count - len(wanted)
-    begin = number * room % len(others)
-    return [*wanted, *others[begin : begin + room], *others[: max(0, begin + room - len(others))]]

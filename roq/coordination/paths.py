@@ -73,11 +73,6 @@ SKELETON = (
 )
 
 
-def latch() -> str:
-    """Folder of the GCM election."""
-    return LATCH
-
-
 def epoch() -> str:
     """The GCM's epoch; its version is the fencing token."""
     return EPOCH

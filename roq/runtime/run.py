@@ -100,9 +100,9 @@ def notify(state: str, environment: Mapping[str, str] = os.environ) -> bool:
     return True
 
 
-def managed(environment: Mapping[str, str] = os.environ) -> bool:
+def managed() -> bool:
     """Whether a service manager started this process and will start it again."""
-    return bool(environment.get("NOTIFY_SOCKET"))
+    return bool(os.environ.get("NOTIFY_SOCKET"))
 
 
 def watchdog_seconds(environment: Mapping[str, str] = os.environ) -> float | None:

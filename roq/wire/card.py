@@ -134,7 +134,6 @@ def new_card(
     grants: Iterable[Grant],
     begins: float,
     expires: float,
-    id: str | None = None,
     quota: Quota = NO_QUOTA,
 ) -> Card:
     """Raises CallError: too many grants, names that can't be meant, or such a quota."""
@@ -145,7 +144,7 @@ def new_card(
     for grant in kept:
         if not grant.names or "*" in grant.names[:-1]:
             raise CallError(f"{grant.names!r} names no queues: a name, how names begin (`orders.*`), or `*`")
-    return Card(id or secrets.token_hex(8), name, role, key, kept, begins, expires, quota)
+    return Card(secrets.token_hex(8), name, role, key, kept, begins, expires, quota)
 
 
 def sign(what: msgspec.Struct, authority_secret: bytes) -> bytes:

@@ -17,7 +17,6 @@ from roq.client.events import (
     EventKind,
     closed_tapes,
     events_between,
-    turn,
     watching,
 )
 from roq.client.fleet_events import SHOWN, asks_fleet, fleet_changes
@@ -266,14 +265,6 @@ def test_a_monitor_that_took_over_knows_no_decisions_and_repeats_none() -> None:
     assert told(known.take(LIFE, [decision(104.0)], 105.0)) == [("decision", 104.0, "scale-out, busy")]
     known.keep([])
     assert len(known.take(LIFE, [decision(104.0)], 106.0)) == 1  # of a queue of that name that is new
-
-
-def test_many_queues_are_asked_in_turn() -> None:
-    infos = [queue(f"q{number}") for number in range(7)]
-    assert turn(infos, 5, 7) == infos
-    rounds = [[info.record.name for info in turn(infos, number, 3)] for number in range(3)]
-    assert rounds == [["q0", "q1", "q2"], ["q3", "q4", "q5"], ["q6", "q0", "q1"]]
-    assert turn([], 3, 3) == []
 
 
 # --- tapes --------------------------------------------------------------------------------------------------------------

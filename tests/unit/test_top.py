@@ -29,8 +29,9 @@ from roq.cli.top_screen import (
     window,
 )
 from roq.client import rolling
+from roq.client.events import in_turn
 from roq.client.overview import HostRow, QueueRow, WorkQueueRates
-from roq.client.rolling import ASKED_AT_ONCE, ASKED_PER_LOOK, NOT_YET, RollingOverview, counted_row, in_turn
+from roq.client.rolling import ASKED_AT_ONCE, ASKED_PER_LOOK, NOT_YET, RollingOverview, counted_row
 from roq.wire.gcm import ClusterView, WorkQueueInfo
 from roq.wire.task import Status
 from roq.wire.work_queue import MasterAddress, TaskSettings, WorkQueueRecord, WorkQueueSpec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -23,7 +23,7 @@ def runs(seeds: Iterable[int], seconds: float = FAULT_SECONDS, jobs: int = 1, wh
         yield from pool.map(one, seeds)
 
 
-def shortest(run: Run, seconds: float = FAULT_SECONDS, again: Callable[..., Run] = simulate) -> Run:
+def shortest(run: Run, seconds: float = FAULT_SECONDS) -> Run:
     """The same seed with as few of its faults as still break a promise. Takes up to TRIES_MAX runs."""
     best, tries = run, 0
     size = max(1, len(run.faults) // 2)
@@ -31,7 +31,7 @@ def shortest(run: Run, seconds: float = FAULT_SECONDS, again: Callable[..., Run]
         for start in range(0, len(best.faults), size):
             fewer = best.faults[:start] + best.faults[start + size :]
             tries += 1
-            shorter = again(run.seed, seconds, faults=fewer, what=run.what)
+            shorter = simulate(run.seed, seconds, faults=fewer, what=run.what)
             if shorter.wrong:
                 best = shorter
                 break

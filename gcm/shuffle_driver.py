@@ -118,10 +118,10 @@ async def _pages(ask: PageRequest, request: wire.CountRows | wire.TellSamples, e
 
 async def _fetched(ask: PageRequest, request: wire.FetchInterval) -> wire.Fetched:
     """When it is complete, however long that takes: each time the follower says that it goes on."""
-    size, whole = 0, False
-    while not whole:
+    size, complete = 0, False
+    while not complete:
         reply = await ask(request, wire.Fetched)
-        size, whole = size + reply.size, reply.whole
+        size, complete = size + reply.size, reply.complete
     return wire.Fetched(size)
 
 
@@ -172,13 +172,13 @@ class DriverContext(NamedTuple):
 
 
 class Driver:
-    """One shuffle. `start` it; its tasks end with the term, or with `stop`. A defect of ours parks it: the term goes on, this
+    """One shuffle. `start` it; its tasks end with the term, or with `stop`. A defect of ours ends that: the term goes on, this
     shuffle does not before the next leader reads it."""
 
     def __init__(self, plan: ShufflePlan, store: ShuffleStore, context: DriverContext) -> None:
         self.plan, self.store = plan, store
         self.refused: RoqError | None = None  # why the attempts named last can't be committed
-        self.parked: RoqError | None = None  # why it is left alone
+        self.given_up: RoqError | None = None  # why it is left alone
         self._context = context
         self._events: deque[tuple[Event, asyncio.Future[None] | None]] = deque()
         self._work = asyncio.Event()
@@ -207,15 +207,15 @@ class Driver:
 
     def feed(self, event: Event) -> None:
         """Let this happen."""
-        if self.parked is not None:
+        if self.given_up is not None:
             return
         self._events.append((event, None))
         self._work.set()
 
     async def submit(self, event: Event) -> None:
         """Let this happen; returns when it was written, if that was needed. Raises what the machine raises, NotLeader."""
-        if self.parked is not None:
-            raise self.parked
+        if self.given_up is not None:
+            raise self.given_up
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._events.append((event, future))
         self._work.set()
@@ -224,8 +224,8 @@ class Driver:
     async def until(self, done: Callable[[ShuffleRecord], bool]) -> ShuffleRecord:
         """The first record of which `done` is true. Raises what it raises, NotLeader."""
         while not done(self.record):
-            if self.parked is not None:
-                raise self.parked
+            if self.given_up is not None:
+                raise self.given_up
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._changed[future] = None
             try:
@@ -251,22 +251,22 @@ class Driver:
                 self._work.clear()
                 while self._events:
                     await self._handle(*self._events[0])
-                    if self.parked is not None:
+                    if self.given_up is not None:
                         return
                     self._events.popleft()
         except NotLeader:
             return  # the next leader goes on
         except Exception as error:  # noqa: BLE001 (a defect that concerns this shuffle only; it is logged)
-            self._park(error)
+            self._give_up(error)
 
-    def _park(self, error: Exception) -> None:
+    def _give_up(self, error: Exception) -> None:
         fields = {"shuffle": self.record.name}
         log.error("shuffle failed and is not driven any further by this leader", exc_info=error, extra={"fields": fields})
         what = f"{type(error).__name__}: {error}"
         self._leave(RoqError(f"shuffle {self.record.name!r} is left alone until another GCM leads: {what}"))
 
     def _leave(self, reason: RoqError) -> None:
-        self.parked = reason
+        self.given_up = reason
         for _, answer in self._events:
             if answer is not None and not answer.done():
                 answer.set_exception(reason)
@@ -350,7 +350,7 @@ class Driver:
             try:
                 await work()
             except Exception as error:  # noqa: BLE001 (as above)
-                self._park(error)
+                self._give_up(error)
 
         return self._context.term.tasks.start(run(), f"shuffle {self.record.name}: {what}")
 

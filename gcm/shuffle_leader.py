@@ -208,7 +208,7 @@ class ShuffleLeader:
         """All shuffles."""
         shown = [each for each in self._drivers.values() if each.record.state is not ShuffleState.REMOVED]
         shown.sort(key=lambda each: each.record.name)
-        return wire.ShuffleList(tuple(each.record.describe(len(each.plan.stored), whole=False) for each in shown))
+        return wire.ShuffleList(tuple(each.record.describe(len(each.plan.stored), complete=False) for each in shown))
 
     def ranges_on(self, host: str) -> int:
         """How many ranges of shuffles are kept on this host, of the tables that are read now."""
@@ -263,7 +263,7 @@ class ShuffleLeader:
     async def report(self, request: wire.ReportRuns) -> TableInfo:
         """What a follower's buffer role has; the table as it is now."""
         driver = self._drivers.get(request.shuffle)
-        if request.shuffle in self._unreadable or (driver is not None and driver.parked is not None):
+        if request.shuffle in self._unreadable or (driver is not None and driver.given_up is not None):
             raise NotReady(f"shuffle {request.name!r} ({request.shuffle}) is left alone: ask the next leader")
         if driver is None or driver.record.state is ShuffleState.REMOVED:
             raise ShuffleNotFound(f"shuffle {request.name!r} ({request.shuffle}) does not exist any more")

@@ -176,7 +176,7 @@ class HostMetrics:
         yield self._gauge("roq_zookeeper_session", "State of the HCM's ZooKeeper session.", sessions, "state")
         if look.leads is not None:
             yield self._gauge("roq_gcm_leads", "Whether a GCM leads, as this host sees it.", [((), look.leads)])
-        yield self._gauge("roq_processes_silent", "Processes that run and did not tell their totals.", [((), look.silent)])
+        yield self._gauge("roq_processes_silent", "Processes that run and did not report their totals.", [((), look.silent)])
 
     def _of_processes(self, look: HostLook) -> Iterator[Metric]:
         kinds = {str(process.kind) for process, *_ in look.answers}

@@ -31,7 +31,7 @@ def write_arrow(
     where: str,
     tally: MessageTally,
 ) -> None:
-    """Into this file, which is there once it is complete, or STREAM to standard output. Tells what was lost and where to go on.
+    """Into this file, which is there once it is complete, or STREAM to standard output. Says what was lost and where to go on.
     Raises CallError: pyarrow is missing, or the file can't be written; and what roq.read raises."""
     if place == STREAM and sys.stdout.isatty():
         raise CallError("an Arrow stream is no text for a terminal: redirect it, or name a file")

@@ -96,7 +96,7 @@ def list_contexts(json: JsonOption = False) -> None:
 
 @app.command("show")
 def show(cluster: ClusterOption = None, json: JsonOption = False) -> None:
-    """Tell which cluster commands mean here, and why."""
+    """Show which cluster commands mean here, and why."""
     choice = choose(cluster) or Choice(DEFAULT_ADDRESS, "nothing says another")
     meant = MeantCluster(choice.address, choice.why, choice.context, choice.card)
 

@@ -121,7 +121,7 @@ def _java() -> Finding:
     lines = (told.stderr or told.stdout).splitlines()
     if told.returncode != 0:
         return warning("Java", f"{program} ends with code {told.returncode}", advice)
-    return good("Java", f"{program}: {lines[0] if lines else 'no version told'}")
+    return good("Java", f"{program}: {lines[0] if lines else 'it names no version'}")
 
 
 def _jars() -> Finding:

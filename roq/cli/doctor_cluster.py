@@ -176,7 +176,7 @@ def judge_srvr(subject: str, answer: str) -> Finding:
     mode = re.search(r"Mode: (\w+)", answer)
     if not version:
         told = answer.strip().splitlines()[0] if answer.strip() else "nothing"
-        return warning(subject, f"does not tell its version: {told}", "allow srvr: 4lw.commands.whitelist=srvr in zoo.cfg")
+        return warning(subject, f"does not report its version: {told}", "allow srvr: 4lw.commands.whitelist=srvr in zoo.cfg")
     number = tuple(int(part) for part in version.groups())
     found = f"{'.'.join(version.groups())}, {mode.group(1) if mode else 'mode unknown'}"
     if number < ZOOKEEPER_MIN:
@@ -235,7 +235,7 @@ def _queues(overview: Overview) -> list[Finding]:
     for queue in overview.queues:
         if not queue.running or queue.problem == NOT_ASKED:
             continue
-        show = f"`roq queue show {queue.queue!r}` and `roq host ls` tell more"
+        show = f"`roq queue show {queue.queue!r}` and `roq host ls` show more"
         if not queue.ready:
             findings.append(wrong(f"Queue {queue.queue}", queue.problem or "is not ready", show))
         elif queue.problem:
@@ -245,7 +245,7 @@ def _queues(overview: Overview) -> list[Finding]:
             findings.append(warning(f"Queue {queue.queue}", f"{queue.lost} messages were lost", advice))
     skipped = sum(queue.problem == NOT_ASKED for queue in overview.queues)
     if skipped:
-        advice = "`roq host ls` tells on which hosts the Monitors above are; repair these, then ask again"
+        advice = "`roq host ls` shows on which hosts the Monitors above are; repair these, then ask again"
         findings.append(wrong("Queues", f"{skipped} were not looked at: too many other Monitors do not answer", advice))
     running = sum(queue.running for queue in overview.queues)
     return findings or [good("Queues", f"{len(overview.queues)}, {running} running, all ready")]
@@ -357,7 +357,7 @@ def _version(subject: str, version: str) -> list[Finding]:
     ours = installed_version()
     if version == ours or SOURCE in (version, ours):
         return []
-    found = f"runs RoQ {version or 'of a version that does not tell it'}, this is {ours}"
+    found = f"runs RoQ {version or 'of a version that does not report it'}, this is {ours}"
     return [wrong(subject, found, "install one version everywhere, then restart the daemons, one host after the other")]
 
 

@@ -37,7 +37,7 @@ def events(
     """Print what happens, as it does: hosts, queues, Exchanges, groups that come, go and move; processes that die; who leads
     and who takes over; scaling decisions, why and what became of them; tapes that end. Until Ctrl-C.
 
-    It begins with `watching`. Events are kept nowhere: `missed` tells that nothing was heard for a while."""
+    It begins with `watching`. Events are kept nowhere: `missed` says that nothing was heard for a while."""
     begin = None if since is None else datetime.fromtimestamp(time.time() - duration_seconds(since)).astimezone()
 
     async def work(connected: Cluster) -> None:
@@ -57,7 +57,7 @@ def events(
 
 
 def wanted(event: ClusterEvent, queue: str | None, kinds: list[EventKind] | None) -> bool:
-    """Whether it is told. Pure."""
+    """Whether it is printed. Pure."""
     if event.kind in ALWAYS:
         return not kinds or event.kind in kinds
     return (not kinds or event.kind in kinds) and (queue is None or queue in (event.queue, event.work_queue))

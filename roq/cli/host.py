@@ -300,7 +300,7 @@ def _daemon(name: str, values: dict[str, str | int], user: str, programs: Path, 
     text = re.sub("@([a-z]+)@", lambda found: put_in[found[1]], text.partition("\n")[2])
     head = f"# Written by `roq host install`, again each time it runs. Own changes: `systemctl edit roq-{name}`.\n"
     lines = [f"{key} = {_toml(value)}\n" for key, value in values.items()]
-    heading = f"# Configuration of roq-{name}; `roq-{name} --help` tells all keys (with _ for -).\n"
+    heading = f"# Configuration of roq-{name}; `roq-{name} --help` shows all keys (with _ for -).\n"
     return [
         File(prefix / UNITS / unit, head + text),
         File(prefix / CONFIGURATION / f"{name}.toml", heading + "".join(lines), kept=True),

@@ -49,7 +49,7 @@ def run(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="JOB", help="See `roq pipeline ls`.", show_default=False)],
 ) -> None:
-    """Run a job with its own arguments; `roq pipeline run JOB --help` tells them."""
+    """Run a job with its own arguments; `roq pipeline run JOB --help` shows them."""
     if name in {"-h", "--help"}:
         print(context.get_help())
         return

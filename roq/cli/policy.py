@@ -106,7 +106,7 @@ def replay(
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Tell what a policy would have decided on a recorded KPI stream; over a queue's history (the last day of it unless told
+    """Show what a policy would have decided on a recorded KPI stream; over a queue's history (the last day of it unless told
     otherwise), beside what was decided."""
     if queue is not None:
         if (file is None) == (policy is None):
@@ -265,7 +265,7 @@ TABLES = {
     "host": "What a host may be used. Above it: publishers move to an Exchange on another host.",
     "queue": "Averages over all Exchanges of the queue. Above them: another Exchange.",
     "target": "What members shall see. Where it is missed: another Exchange, and a look whether that helps.",
-    "group": "What groups of a recorded queue shall keep to. Exchanges don't make them faster: it is told, nothing else.",
+    "group": "What groups of a recorded queue shall keep to. Exchanges don't make them faster: it is reported, nothing else.",
     "bounds": "Limits of the scaling itself.",
 }
 

@@ -186,7 +186,7 @@ def sub(  # noqa: PLR0913, PLR0917  one parameter per flag
     ] = None,
     json: MessageJsonOption = False,
 ) -> None:
-    """Print messages as they come. Standard error tells when it is ready, what was lost, and of a recorded queue where to
+    """Print messages as they come. Standard error says when it is ready, what was lost, and of a recorded queue where to
     go on."""
     if group is not None and (stored or durable is not None):
         raise typer.BadParameter("--stored and --durable are not for a group: it gets what is stored, and keeps its place")

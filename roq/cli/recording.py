@@ -45,7 +45,7 @@ def record(
     copies: CopiesOption = None,
     ack: AckOption = None,
 ) -> None:
-    """Record a queue from now on, or record it no longer, while messages flow. What no option tells stays as it is; what was
+    """Record a queue from now on, or record it no longer, while messages flow. What no option names stays as it is; what was
     recorded stays until it expires."""
     if kept != OFF:
         changed(DEFAULT, kept, record_bytes, copies, ack)  # a wrong one is told before anybody is asked
@@ -76,7 +76,7 @@ def kept_as(kept: str | None, record_bytes: str | None, copies: int | None, ack:
 
 
 def changed(former: Record, kept: str, record_bytes: str | None, copies: int | None, ack: int | None) -> Record:
-    """What is not told is as in `former`. Raises BadParameter."""
+    """What is not asked for is as in `former`. Raises BadParameter."""
     return Record(
         days=days_of(kept),
         max_bytes=former.max_bytes if record_bytes is None else byte_count(record_bytes),

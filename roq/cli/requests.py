@@ -74,7 +74,7 @@ def serve(
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=1000, help="Requests at a time.")] = 1,
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="End after so many requests; 0: never.")] = 0,
 ) -> None:
-    """Answer requests until it is stopped. Standard error tells when it is ready."""
+    """Answer requests until it is stopped. Standard error says when it is ready."""
     if (reply is None) == (exec is None):
         raise typer.BadParameter("either --reply TEXT or --exec COMMAND")
 

@@ -34,7 +34,7 @@ def status(
     json: JsonOption = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Then a line per change, until Ctrl-C.")] = False,
 ) -> None:
-    """Tell leader, hosts, queues, Exchanges, work queues and groups of the cluster; or, with --watch, what comes, goes and
+    """Show leader, hosts, queues, Exchanges, work queues and groups of the cluster; or, with --watch, what comes, goes and
     moves, as it does."""
     if watch:
         with_cluster(cluster, print_json_events if json else print_events)

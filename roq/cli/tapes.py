@@ -60,7 +60,7 @@ def read(
     count: Annotated[
         int,
         typer.Option(
-            "--count", "-n", min=0, help="End after so many messages, some of which may come again when you go on; 0: never."
+            "--count", "-n", min=0, help="End after so many messages, some of which may be repeated when you go on; 0: never."
         ),
     ] = 0,
     json: MessageJsonOption = False,
@@ -73,7 +73,7 @@ def read(
         ),
     ] = None,
 ) -> None:
-    """Print what was recorded, up to the present. Standard error tells what was lost, and where to go on."""
+    """Print what was recorded, up to the present. Standard error says what was lost, and where to go on."""
     begin, tally = start_of(since), MessageTally("roq queue read")
     wanted = [*(topics or ()), *(more or ())]
     if arrow is not None:

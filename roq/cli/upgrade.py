@@ -103,7 +103,7 @@ def _hosts(view: ClusterView) -> list[Finding]:
 def _versions(hosts: HostsState) -> list[Finding]:
     silent = [host.host for host in hosts.hosts if host.capacity is None]
     if silent:
-        return [wrong("Versions", f"not told by {_named(silent)}", "is the port of its roq-hcm reachable from here?")]
+        return [wrong("Versions", f"not reported by {_named(silent)}", "is the port of its roq-hcm reachable from here?")]
     found = Counter(host.capacity.version or "0.1" for host in hosts.hosts if host.capacity is not None)
     told = ", ".join(f"{version} on {counted(count, 'host')}" for version, count in sorted(found.items()))
     told = f"{told}; here {installed_version()}"
@@ -130,8 +130,8 @@ def _copies(copies: Sequence[CopiesOf], hosts: HostsState) -> list[Finding]:
     ]
     findings = [wrong(one.subject, one.found, one.advice) for one in short]
     if unknown:
-        advice = "`roq doctor` says why; a master of 0.1 tells nobody, and what a store of 0.1 has can't be compared"
-        findings.append(warning("Copies", f"not told of {_named(unknown)}", advice))
+        advice = "`roq doctor` says why; a master of 0.1 does not report it, and what a store of 0.1 has can't be compared"
+        findings.append(warning("Copies", f"not reported for {_named(unknown)}", advice))
     return findings or [good("Copies", "everything has all of its")]
 
 

@@ -70,7 +70,7 @@ def read_contexts(path: Path) -> Contexts:
     except (FileNotFoundError, NotADirectoryError):
         return Contexts()
     except (OSError, msgspec.MsgspecError) as error:
-        told = f"contexts in {path}: {error}; mend or remove the file, then `roq context add`"
+        told = f"contexts in {path}: {error}; repair or remove the file, then `roq context add`"
         raise InvalidConfiguration(told) from None
 
 

@@ -132,7 +132,7 @@ class Cluster(ClusterAdmin):
     def events(self, since: datetime | None = None) -> AsyncGenerator[ClusterEvent, None]:
         """What happens, as it does, until one stops: first WATCHING, then what comes, goes, moves, dies, is decided and ends.
         Where nothing was heard for a while, MISSED says for how long, and what was before is compared with what is. Nobody
-        keeps events: what came and went between two looks is not told, and while no GCM leads, nothing is. since: scaling
+        keeps events: what came and went between two looks is not reported, and while no GCM leads, nothing is. since: scaling
         decisions that were taken since then and that Monitors remember are told as well. Raises Closed."""
         return cluster_events(self._gcm, self.tapes, since)
 

@@ -5,8 +5,8 @@
     ends of tapes                                the GCM is asked, after an Exchange of a recorded queue has gone
     machines of the fleet                        the GCM is asked, now and then where there is none (fleet_events.py: pure)
 
-Nothing is kept anywhere: what came and went between two looks is not told, and a pause in which nothing was heard is told as
-MISSED. Not covered: rates and health (overview.py), and what was decided while nobody looked (docs/history.md).
+Nothing is kept anywhere: what came and went between two looks is not reported, and a pause in which nothing was heard is
+reported as MISSED. Not covered: rates and health (overview.py), and what was decided while nobody looked (docs/history.md).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from roq.wire.kpi import Decision
 from roq.wire.policy import Policy
 from roq.wire.work_queue import GroupSource
 
-MISSED_SECONDS = 5.0  # between two views, from when on it is told; the leader broadcasts every 2
+MISSED_SECONDS = 5.0  # between two views, from when on it is reported; the leader broadcasts every 2
 LOOK_SECONDS = 2.0  # between two rounds of questions to Monitors and about tapes
 ASK_SECONDS = 2.0  # one question to a Monitor
 ASKED_PER_ROUND = 50  # Monitors; with more queues that scale each is asked less often
@@ -176,7 +176,7 @@ def events_between(before: ClusterView, after: ClusterView, silent_seconds: floa
     """What happened between two views. silent_seconds: how long nothing was heard in between. Pure."""
     found = list[ClusterEvent]()
     if silent_seconds > MISSED_SECONDS:
-        told = f"nothing was heard for {silent_seconds:.0f} s: what came and went meanwhile is not told"
+        told = f"nothing was heard for {silent_seconds:.0f} s: what came and went meanwhile is not known"
         found.append(ClusterEvent(EventKind.MISSED, after.time, detail=told))
     if (before.epoch, before.leader) != (after.epoch, after.leader):
         told = f"{after.leader}, epoch {after.epoch}"
@@ -230,7 +230,7 @@ def _deaths(was: RunningProcess, now: RunningProcess, tell: Callable[..., Cluste
     tell = partial(tell, exchange=now.exchange, **_place(now))
     if now.state is ProcessState.FAILED:
         if was.state is not ProcessState.FAILED:
-            yield tell(EventKind.PROCESS_GIVEN_UP, detail=now.error or "no reason was told")
+            yield tell(EventKind.PROCESS_GIVEN_UP, detail=now.error or "no reason was given")
     elif now.restarts > was.restarts:
         times = now.restarts - was.restarts
         reason = now.error or ("once" if times == 1 else f"{times} times")

@@ -72,7 +72,7 @@ ANSWERING_QUEUES = (  # what their Monitors alone know: zeros instead would be t
     _Family("roq_messages_published_bytes", "Bytes that publishers sent.", lambda row: row.bytes, counts=True),
     _Family("roq_messages_delivered", "Messages that subscribers took, each.", lambda row: row.delivered, counts=True),
     _Family("roq_messages_dropped", "Messages that publishers gave up.", lambda row: row.dropped, counts=True),
-    _Family("roq_messages_lost", "Messages that subscribers were told to have lost.", lambda row: row.missed, counts=True),
+    _Family("roq_messages_lost", "Messages that were reported to subscribers as lost.", lambda row: row.missed, counts=True),
 )
 EXCHANGES = (
     _Family("roq_exchange_active", "Whether it takes publishers.", lambda row: row.state == "active"),

@@ -9,7 +9,7 @@ class ConsoleRefusal(CallError):
     """The console takes no such request. status: of HTTP; advice: what to do."""
 
     status = 400
-    advice = "GET /v1/openapi.json tells what each request takes"
+    advice = "GET /v1/openapi.json says what each request takes"
 
 
 class NotSignedIn(ConsoleRefusal):
@@ -91,7 +91,7 @@ class BodyTooSlow(ConsoleRefusal):
     """The request's body did not come in time."""
 
     status = 408
-    advice = "send it again, as a whole"
+    advice = "send it again, complete"
 
 
 class LetterTaken(ConsoleRefusal):

@@ -187,7 +187,7 @@ class Gate:
 
 
 class BoundedBody:
-    """Of one request, in bytes and in time. counted: bytes of it that somebody has added up. more: it is not whole."""
+    """Of one request, in bytes and in time. counted: bytes of it that somebody has added up. more: it is not complete."""
 
     def __init__(self, receive: Receive, most: int) -> None:
         self._receive, self._most = receive, most
@@ -196,7 +196,7 @@ class BoundedBody:
         self._until = 0.0
 
     async def receive(self) -> Message:
-        """Its next part; once it is whole, what comes after it, whenever that is. Raises BodyTooLarge, BodyTooSlow."""
+        """Its next part; once it is complete, what comes after it, whenever that is. Raises BodyTooLarge, BodyTooSlow."""
         if not self.more:
             return await self._receive()
         loop = asyncio.get_running_loop()

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 PATTERN_CHARACTERS_MAX = 300  # of the first line that says something: what follows is mostly where it happened
-NO_ERROR = "(no error was told)"
+NO_ERROR = "(no error was given)"
 _RULES = (
     (re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE), "«uuid»"),
     (re.compile(r"\b\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?"), "«time»"),

@@ -12,7 +12,7 @@ from roq.errors import RoqError
 PROBLEM_TYPE = "application/problem+json"
 TRY_AGAIN = "try again"
 LOOK_FIRST = "look whether it has taken effect before it is tried again"
-FIX = "GET /v1/openapi.json tells what each request takes"
+FIX = "GET /v1/openapi.json says what each request takes"
 STATUS: tuple[tuple[type[RoqError], int], ...] = (  # the first that fits
     (errors.AccessDenied, 403),
     (errors.PayloadTooLarge, 413),
@@ -32,7 +32,7 @@ STATUS: tuple[tuple[type[RoqError], int], ...] = (  # the first that fits
 ADVICE: tuple[tuple[type[RoqError], str], ...] = (
     (errors.AccessDenied, "sign in with a card that has this right; `roq access grant` makes one"),
     (errors.NotRecorded, "`roq queue record` records a queue, `roq history on` the cluster's history"),
-    (errors.IncompatibleVersion, "upgrade what is older: `roq upgrade check` tells what that is"),
+    (errors.IncompatibleVersion, "upgrade what is older: `roq upgrade check` shows what that is"),
     (errors.InvalidPolicy, "`roq policy init` writes one with every field and its unit"),
     (errors.DeadlineExceeded, LOOK_FIRST),
     (errors.CallError, FIX),

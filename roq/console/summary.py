@@ -61,7 +61,7 @@ class SlotCounts(msgspec.Struct, frozen=True):
 
 class ClusterRates(msgspec.Struct, frozen=True):
     """Of all queues that run, added up; lag and latency are the worst of any subscriber. time: when they were asked; silent:
-    queues whose Monitor did not answer. lost: messages that subscribers were told to have lost."""
+    queues whose Monitor did not answer. lost: messages that were reported to subscribers as lost."""
 
     time: float
     queues_asked: int

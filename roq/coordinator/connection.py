@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol):
             del self._held[: self._take(self._held)]
 
     def _take(self, data: bytes | bytearray) -> int:
-        """Hand over every frame that is whole, as long as there is room for the replies; how many bytes they have."""
+        """Hand over every frame that is complete, as long as there is room for the replies; how many bytes they have."""
         at = 0
         try:
             while not self._ended and not self._paused and len(data) - at >= LENGTH_BYTES:

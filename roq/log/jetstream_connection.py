@@ -50,7 +50,7 @@ class NatsServers(msgspec.Struct, frozen=True):
 
 
 async def connect(connection: Any, server: NatsServers, name: str, disconnected: Any = None, reconnected: Any = None) -> None:
-    """From now on it mends itself. Raises AccessDenied, LogUnavailable."""
+    """From now on it reconnects by itself. Raises AccessDenied, LogUnavailable."""
     said: deque[str] = deque(maxlen=4)
     denied = asyncio.Event()
 

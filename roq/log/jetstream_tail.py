@@ -185,12 +185,12 @@ class StreamTail:
             logger.error("%s", error)
 
     async def _lost(self) -> None:
-        """Something did not come: begin again behind what did, not within the callback, which ends with its subscription."""
+        """Something did not come: read again behind what did, not within the callback, which ends with its subscription."""
         logger.debug("%s: a delivery was lost; asked for again", self._name)
         self._heard = 0.0
 
     async def watch(self) -> None:
-        """Begin again whenever nothing is heard. Runs until it is cancelled."""
+        """Read again whenever nothing is heard. Runs until it is cancelled."""
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS / 4)
             silent = self._subscription is not None and time.monotonic() - self._heard > SILENT_SECONDS

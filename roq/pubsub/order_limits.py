@@ -1,4 +1,4 @@
-"""The order machine's bounds of time and memory, looked after: waits that have become too long, publishers that have ended."""
+"""The order machine's bounds of time and memory, kept: waits that have become too long, publishers that have ended."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class ZmtpConnection(asyncio.BaseProtocol):
 
     @property
     def unfinished(self) -> int:
-        """Bytes of a message that is not whole yet."""
+        """Bytes of a message that is not complete yet."""
         return self.parser.unfinished + (0 if self._curve is None else self._curve.unfinished)
 
     def _check_greeting(self) -> None:
@@ -200,7 +200,7 @@ class Peer(ZmtpConnection):
             self.is_over()
 
     def have_read(self, unfinished: int, *, finished: bool) -> None:
-        """unfinished: bytes of a message that is not whole yet. finished: another one became whole."""
+        """unfinished: bytes of a message that is not complete yet. finished: another one became complete."""
         if (unfinished or self._begun) and not self.transport.is_closing():
             self._begun = unfinished > 0
             self._budget.read(self, unfinished, finished=finished)

@@ -147,7 +147,7 @@ class Disk:
         self.rename(room, path)
 
     def write_zeros(self, path: Path, size: int) -> None:
-        """A file of zeros, durable; it is there whole or not at all. They are written, not only reserved: overwriting them
+        """A file of zeros, durable; it is there complete or not at all. They are written, not only reserved: overwriting them
         later needs no change of the file's metadata."""
         temporary = path.with_name(path.name + TEMPORARY)
         file = self.open(temporary, os.O_CREAT | os.O_TRUNC, 0o600)

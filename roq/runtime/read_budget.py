@@ -70,7 +70,7 @@ class ReadBudget:
         return max(READ_BYTES_MIN, min(READ_BYTES_MAX, free))
 
     def read(self, peer: IncomingPeer, unfinished: int, *, finished: bool) -> None:
-        """Something of it was read. unfinished: bytes of its message that is not whole. finished: another one became whole."""
+        """Something of it was read. unfinished: bytes of its incomplete message. finished: another one became complete."""
         self._resumed.discard(peer)
         self.total += unfinished - self._begun.get(peer, 0)
         if finished or not unfinished:

@@ -82,7 +82,7 @@ class AttemptWriter:
             self._append(block.data)
 
     def end(self, sample: RunSample) -> None:
-        """The run is whole. Raises OSError."""
+        """The run is complete. Raises OSError."""
         columns = np.array(self._places, "<u8").reshape(-1, 4).T
         starts, offsets, lengths, crcs = (column.tobytes() for column in columns)
         encoded = msgspec.msgpack.encode(sample)

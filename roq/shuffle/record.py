@@ -56,7 +56,7 @@ class FollowerHosts:
 
 
 class ShuffleRecord(msgspec.Struct, frozen=True):
-    """A shuffle. epoch: number of the table, 0 while there is none. former: the last table that was whole, while the present
+    """A shuffle. epoch: number of the table, 0 while there is none. former: the last table that was complete, while the present
     one isn't. fresh: the next identity of a range. cut: ranges that are wanted of the next cut, 0: no cut is wanted. cuts: done
     while sealing. least, sent: bytes that the move under way demands, and those that were sent. rebalanced, removal: the
     transactions that asked for it last."""
@@ -97,8 +97,8 @@ class ShuffleRecord(msgspec.Struct, frozen=True):
         """Bytes of the committed attempts."""
         return sum(receipt.size for receipt in self.receipts)
 
-    def describe(self, stored: int, *, whole: bool = True) -> Description:
-        """As clients see it. whole: with ranges and committed attempts. A sealed shuffle that was split anew is read by the
+    def describe(self, stored: int, *, complete: bool = True) -> Description:
+        """As clients see it. complete: with ranges and committed attempts. A sealed shuffle that was split anew is read by the
         table before until the new one was counted: how many rows a range should have is not known sooner, and a new holder may
         lack some."""
         table, former = self.table, self.former
@@ -111,9 +111,9 @@ class ShuffleRecord(msgspec.Struct, frozen=True):
             self.state,
             self.created,
             self.epoch,
-            table if whole else (),
-            former if whole else (),
-            self.committed if whole else {},
+            table if complete else (),
+            former if complete else (),
+            self.committed if complete else {},
             self.rows,
             self.size,
             max(stored, len(self.receipts)),
@@ -132,7 +132,7 @@ def check(record: ShuffleRecord) -> None:
         assert all(each.identity < record.fresh for each in table), "identities were given out"
     assert bool(record.table) == bool(record.epoch), "a table has a number"
     assert record.state in (ShuffleState.SEALING, ShuffleState.SEALED, ShuffleState.REMOVED) or not record.receipts, (
-        "winners are named by commit"
+        "committed attempts are named by commit"
     )
     if record.stage in (Stage.NONE, Stage.KEEPING, Stage.CUTTING):
         assert not record.former, "the table before is kept only while data moves"

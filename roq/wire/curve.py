@@ -54,7 +54,7 @@ class KeyPair(NamedTuple):
 
 class Curve:
     """One connection. `to_send`: what has to leave now, in order. `ready`: frames may be sealed. `unfinished`: bytes of a
-    frame that is not whole yet."""
+    frame that is not complete yet."""
 
     _without = "the other end shows no card"  # it has no security
 
@@ -71,7 +71,7 @@ class Curve:
 
     @property
     def unfinished(self) -> int:
-        """Bytes of a frame that is not whole yet."""
+        """Bytes of a frame that is not complete yet."""
         return self._size
 
     def feed(self, data: bytes) -> bytes:

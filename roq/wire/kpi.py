@@ -85,7 +85,7 @@ class GroupKpi(msgspec.Struct, frozen=True):
 
 class QueueTotals(msgspec.Struct, frozen=True):
     """Since the queue's Monitor started, members that left included: messages and bytes sent by publishers, messages taken by
-    subscribers (each counts), messages that publishers gave up, messages that subscribers were told to have lost. As members
+    subscribers (each counts), messages that publishers gave up, messages that were reported to subscribers as lost. As members
     report them, once a second: what a subscriber did between its last report and its end is missing."""
 
     messages: int = 0

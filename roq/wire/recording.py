@@ -79,7 +79,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """What an Exchange is told. tapes: the queue's part of their names. on: whether to write now; tapes are looked after
+    """What an Exchange is told. tapes: the queue's part of their names. on: whether to write now; tapes are taken care of
     either way."""
 
     record: Record

@@ -99,7 +99,7 @@ class Interval(msgspec.Struct, frozen=True):
 
 class Range(msgspec.Struct, frozen=True):
     """One range of a table. identity: what its holders are chosen by, kept when the borders move a little. rows, size: counted
-    when it was sealed, -1 before. holders: followers (host names) that hold it whole, in no order; () in a folder."""
+    when it was sealed, -1 before. holders: followers (host names) that hold it complete, in no order; () in a folder."""
 
     number: int
     identity: int
@@ -178,7 +178,7 @@ class SendBlocks(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class EndRun(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The run is whole."""
+    """The run is complete."""
 
     shuffle: str
     number: int
@@ -302,8 +302,8 @@ class CountRows(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class FetchInterval(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Leader: have everything of the committed attempts in the interval here; fetch what is missing from the sources
-    (endpoints), which all hold it whole. No committed attempts and no digest: every attempt. Answered when it is whole here, or
-    when that takes long: asked again until it is. table_epoch: of the table that gives the interval to this follower."""
+    (endpoints), which all hold it complete. No committed attempts and no digest: every attempt. Answered when it is complete
+    here, or when that takes long: asked again until it is. table_epoch: of the table that gives it the interval."""
 
     epoch: int
     shuffle: str
@@ -390,10 +390,10 @@ class Counts(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Fetched(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Answer to FetchInterval. size: bytes of blocks that were sent for it. whole: it is; else it goes on, ask again."""
+    """Answer to FetchInterval. size: bytes of blocks that were sent for it. complete: it is; else it goes on, ask again."""
 
     size: int
-    whole: bool = True
+    complete: bool = True
 
 
 class FollowerView(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -112,7 +112,7 @@ class Parser:
         self._parts_size = 0
 
     def rest(self) -> bytes:
-        """The bytes of the frame that is not whole yet, taken out: somebody else goes on with them. Raises FrameError within a
+        """The bytes of the incomplete frame, taken out: somebody else goes on with them. Raises FrameError within a
         message of several parts."""
         if self._parts:
             raise FrameError("a message of more than one part")
@@ -121,11 +121,11 @@ class Parser:
 
     @property
     def unfinished(self) -> int:
-        """Bytes of a message that is not whole yet."""
+        """Bytes of a message that is not complete yet."""
         return self._size + self._parts_size
 
     def feed(self, data: bytes) -> list[list[bytes]]:
-        """The messages that are whole now. Raises FrameError, AccessDenied: the connection is of no use."""
+        """The messages that are complete now. Raises FrameError, AccessDenied: the connection is of no use."""
         if not self._chunks and self._greeted and len(data) >= 9 and not self._parts:
             flags, size, begin = data[0], data[1], 2  # most often it is one message of one part
             if flags == LONG:

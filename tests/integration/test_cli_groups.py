@@ -85,7 +85,7 @@ def test_a_group_is_made_taken_from_listed_and_removed(cli: Cli, recorded: str) 
     gone = cli.run("task", "status", address, code=1).stderr.decode()
     assert (
         gone
-        == f"roq: GroupNotFound: no group is named '{recorded}@billing' (`roq queue group ls` tells the groups of a queue)\n"
+        == f"roq: GroupNotFound: no group is named '{recorded}@billing' (`roq queue group ls` lists the groups of a queue)\n"
     )
 
 

@@ -163,4 +163,4 @@ def test_a_producer_goes_on_where_it_was(cli: Cli, recorded: str) -> None:
     cli.run("queue", "forget-producer", recorded, "loader")
     assert cli.json("queue", "producers", recorded) == []
     missing = cli.run("queue", "forget-producer", recorded, "loader", code=1)
-    assert b"`roq queue producers` tells those there are" in missing.stderr
+    assert b"`roq queue producers` lists those there are" in missing.stderr

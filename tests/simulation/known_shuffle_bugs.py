@@ -22,7 +22,7 @@ _describe = record.ShuffleRecord.describe
 
 
 def _by_the_last_table(one: record.ShuffleRecord, attempts: int, *, whole: bool = True) -> Any:
-    told = _describe(one, attempts, whole=False)
+    told = _describe(one, attempts, complete=False)
     tables = {"ranges": one.table, "former": one.former, "winners": one.committed} if whole else {}
     return replace(told, **tables)
 

@@ -358,8 +358,8 @@ def test_a_shuffle_reads_as_it_was_written() -> None:
     other = job.rows_of(job.attempts[0])[0]
     for wrong, says in (
         (rows[1:], "1 are missing"),
-        ([*rows, rows[-1]], "1 come again"),
-        ([other, *rows], "1 belong to nobody who won"),
+        ([*rows, rows[-1]], "1 are repeated"),
+        ([other, *rows], "1 are of no committed attempt"),
         ([rows[-1], *rows[:-1]], "not all in order"),
     ):
         assert says in differences(job, wrong)[0]

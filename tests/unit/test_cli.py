@@ -143,7 +143,7 @@ def test_version_is_an_option_too() -> None:
 
 def test_errors_tell_their_class_and_a_next_step(capsys: pytest.CaptureFixture[str]) -> None:
     print_error(QueueNotFound("no queue 'x'"))
-    assert capsys.readouterr().err == "roq: QueueNotFound: no queue 'x' (`roq queue ls` tells the queues there are)\n"
+    assert capsys.readouterr().err == "roq: QueueNotFound: no queue 'x' (`roq queue ls` lists the queues there are)\n"
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (BrokenPipeError(), 0), (QueueNotFound(), 1)])

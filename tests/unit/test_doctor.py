@@ -169,7 +169,7 @@ STATE = HostState("h1", "127.0.0.1", CAPACITY)
         (replace(STATE, capacity=replace(CAPACITY, disk_free_bytes=0)), Severity.WRONG, "the disk is full: 0 MiB"),
         (replace(STATE, capacity=replace(CAPACITY, disk_free_bytes=10**8)), Severity.WARNING, "95 MiB are free"),
         (replace(STATE, capacity=replace(CAPACITY, version="0.0.9")), Severity.WRONG, "runs RoQ 0.0.9, this is"),
-        (replace(STATE, capacity=replace(CAPACITY, version="")), Severity.WRONG, "a version that does not tell it"),
+        (replace(STATE, capacity=replace(CAPACITY, version="")), Severity.WRONG, "a version that does not report it"),
         (replace(STATE, shuffles=False), Severity.WRONG, "takes no part in shuffles, pyarrow or numpy is missing there"),
     ],
 )

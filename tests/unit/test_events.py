@@ -215,7 +215,7 @@ def test_under_another_leader_what_was_before_is_compared_and_a_pause_is_told() 
     before, after = view(host("a"), queue()), view(host("a"), queue(), queue("r"), epoch=4)
     assert [event.kind.value for event in events_between(before, after, 4.0)] == ["leader-changed", "queue-created"]
     missed, *rest = events_between(before, after, 12.3)
-    assert str(missed) == "nothing was heard for 12 s: what came and went meanwhile is not told"
+    assert str(missed) == "nothing was heard for 12 s: what came and went meanwhile is not known"
     assert [event.kind.value for event in rest] == ["leader-changed", "queue-created"]
 
 

@@ -414,7 +414,7 @@ def test_what_lives_sent_before_a_reader_met_the_producer_may_be_doubted(
     told = MessagesLost(P, "t", 1, doubted, 0)
     reading = Reading("two", "position", 2.5, since, None if since < 0 else earlier, {P: [3, 4]}, {P: [told]})
     said = judge_recording(RecordingBooks(cast(SimulatedLoop, None), recorded=[book], readings=[reading]), lossless=True)
-    assert any("told as lost" in one for one in said) is wrong, said
+    assert any("reported as lost" in one for one in said) is wrong, said
 
 
 # --- for people -------------------------------------------------------------------------------------------------------

@@ -75,10 +75,10 @@ def replaced(**fields: object) -> ClusterView:
     [
         (found(replaced(hosts=(host("a"), host("b", alive=False)))), Severity.WRONG, "not there: b"),
         (found(replaced(hosts=(host("a"),))), Severity.WARNING, "there is only one"),
-        (found(hosts=answers("0.2.0", None, "0.2.0")), Severity.WRONG, "not told by b"),
+        (found(hosts=answers("0.2.0", None, "0.2.0")), Severity.WRONG, "not reported by b"),
         (found(hosts=answers("", "0.2.0", "0.2.0")), Severity.WARNING, "0.1 on 1 host, 0.2.0 on 2 hosts"),
         (found(copies=[CopiesOf("work queue w", [Shortage("s", 1, 3, ("b",))])]), Severity.WRONG, "1 of 3"),
-        (found(copies=[CopiesOf("work queue w", error="no answer")]), Severity.WARNING, "not told of work queue w"),
+        (found(copies=[CopiesOf("work queue w", error="no answer")]), Severity.WARNING, "not reported for work queue w"),
         (found(copies=[CopiesOf("work queue w", error="gone", lost=True)]), Severity.WRONG, "gone"),
         (found(replaced(queues=(queue("q", "bb", overflow=Overflow.DROP),))), Severity.WARNING, "q on b"),
         (found(replaced(queues=(queue("q", "c"),))), Severity.WARNING, "q on c"),

@@ -1,7 +1,7 @@
 """A publisher's bytes cut into runs: frames in a row that go to the same subscribers, still as they came. Pure.
 
 Frames are not decoded: what decides who gets one is its key, a data frame's topic and the NUL behind it, or the first three
-bytes of a control frame. A frame that is not whole yet waits; a large one in the pieces in which it comes.
+bytes of a control frame. A frame that is not complete yet waits; a large one in the pieces in which it comes.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class FrameRuns(Generic[R]):
         self._rest = b""
         self._pieces: list[bytes | memoryview] = []  # of a large frame
         self._missing = 0  # bytes of it
-        self.unfinished = 0  # bytes of a frame that is not whole
+        self.unfinished = 0  # bytes of a frame that is not complete
 
     def feed(self, data: bytes) -> list[FrameRun[R]]:
-        """What is whole now. Raises FrameError: the connection is of no use."""
+        """What is complete now. Raises FrameError: the connection is of no use."""
         runs: list[FrameRun[R]] = []
         if self._missing:
             if len(data) < self._missing:

@@ -168,7 +168,7 @@ class Committer:
         """Write a file's blocks again, durably: (run, old, new). One that is damaged is left out. In the thread (`call`)."""
         moved = []
         for key, entry in entries:
-            data = file.whole(entry.offset, entry.size, entry.crc)
+            data = file.intact(entry.offset, entry.size, entry.crc)
             if data is not None:
                 block = Block(entry.first, entry.rows, entry.first_key, entry.last_key, entry.crc, data)
                 moved.append((key, entry, self._append(stored, [(key, block)])[0][1]))

@@ -158,7 +158,7 @@ def encode(partition: int, attempt: str, run: int, block: Block) -> tuple[bytes,
 
 
 class DataFile:
-    """One file, there as long as anybody has this object. size: of what is whole in it. broken: a sync failed.
+    """One file, there as long as anybody has this object. size: of what is complete in it. broken: a sync failed.
 
     Opened when it is needed. One thread writes, any thread reads.
     """
@@ -225,8 +225,8 @@ class DataFile:
         with self._file() as file:
             return DISK.read(file, size, offset)
 
-    def whole(self, offset: int, size: int, crc: int) -> bytes | None:
-        """That part of the file, None if it is damaged. Raises OSError (it may be whole)."""
+    def intact(self, offset: int, size: int, crc: int) -> bytes | None:
+        """That part of the file, None if it is damaged. Raises OSError (it may be intact)."""
         data = self._readable(offset, size)
         return data if data is not None and len(data) == size and crc32(data) == crc else None
 
@@ -247,7 +247,7 @@ class DataFile:
             self.sync()
 
     def scan(self) -> Iterator[FoundRecord]:
-        """Every record whose head is whole and whose data is within the file."""
+        """Every record whose head is complete and whose data is within the file."""
         at = 0
         while at < self.size:
             found = self._record(at)
@@ -265,7 +265,7 @@ class DataFile:
         offset = at + _fixed.size + head_size
         if magic != MAGIC or max(head_size, size) > CONTROL_BYTES_MAX or offset + size > self.size:
             return None
-        head = self.whole(at + _fixed.size, head_size, crc)
+        head = self.intact(at + _fixed.size, head_size, crc)
         if head is None:
             return None
         try:

@@ -72,7 +72,7 @@ class Fetcher:
         self._sizes: OrderedDict[Fetch, int] = OrderedDict()  # of those that aren't whole yet
 
     async def fetch(self, request: wire.FetchInterval, committed: CommittedAttempts | None) -> int:
-        """Returns when the interval is whole here; bytes of blocks that were sent for it. committed: those of the request,
+        """Returns when the interval is complete here; bytes of blocks that were sent for it. committed: those of the request,
         None: every attempt. Raises Unavailable, DataLost, StorageFull, ShuffleNotFound."""
         self._commands.note(request.shuffle, request.table_epoch)
         what = (request.shuffle, request.interval, committed.digest if committed is not None else "")

@@ -176,7 +176,7 @@ class Follower:
             async with asyncio.timeout(FETCH_SECONDS):
                 return wire.Fetched(await self.fetcher.fetch(request, committed))
         except TimeoutError:
-            return wire.Fetched(0, whole=False)
+            return wire.Fetched(0, complete=False)
 
     def _name_of(self, shuffle: str) -> str | None:
         stored = self.storage.shuffles.get(shuffle)

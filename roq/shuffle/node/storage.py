@@ -278,7 +278,7 @@ def _load_blocks(entries: list[BlockEntry]) -> list[Block]:
     """Up to the first damaged one."""
     blocks = []
     for entry in entries:
-        data = entry.file.whole(entry.offset, entry.size, entry.crc)
+        data = entry.file.intact(entry.offset, entry.size, entry.crc)
         if data is None:
             break
         blocks.append(Block(entry.first, entry.rows, entry.first_key, entry.last_key, entry.crc, data))

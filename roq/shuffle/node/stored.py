@@ -222,7 +222,7 @@ class EpochFile:
 
 
 class StoredShuffle:
-    """One shuffle. hurt: something of it was found damaged, and may be missing now."""
+    """One shuffle. damaged: something of it was found so, and may be missing now."""
 
     def __init__(self, directory: Path, name: str, spec: Spec, descriptors: Descriptors) -> None:
         self.id, self.directory, self.name, self.spec = directory.name, directory, name, spec
@@ -268,7 +268,7 @@ class StoredShuffle:
         for head, offset, size, begin in file.scan():
             self.damaged |= begin > seen  # something was there that can't be read, or was dropped and perhaps not mended yet
             seen = offset + size
-            if last and file.whole(offset, size, head.crc) is None:  # written, not synced when the power went
+            if last and file.intact(offset, size, head.crc) is None:  # written, not synced when the power went
                 damaged += 1
                 continue
             self._add_newer((head.partition, head.attempt, head.run), BlockEntry(*head[3:], file, offset, size))

@@ -28,7 +28,7 @@ from roq.errors import CallError
 from roq.spark.pipeline.job import arguments, local_path, moment, run_job, say, whole, write_atomically
 from roq.workqueue.address import parse
 
-NO_ERROR = "(no error told)"
+NO_ERROR = "(no error given)"
 NO_CLASS = "(other)"
 PATTERN_CHARACTERS_MAX = 200
 _CLASS = re.compile(r"\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*)\s*(?::|$)")  # pkg.Class: message

@@ -80,7 +80,9 @@ def parser() -> argparse.ArgumentParser:
         choices=sorted(set(FORMATS.values())),
         help="of the data; default: as the names of the files end, also in folders",
     )
-    found.add_argument("--schema", help="columns of the data, as in `name STRING, time TIMESTAMP`; default: told or guessed")
+    found.add_argument(
+        "--schema", help="columns of the data, as in `name STRING, time TIMESTAMP`; default: as the data say, or guessed"
+    )
     found.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="for Spark's reader; may be repeated")
     twice = found.add_argument_group("what is there twice")
     twice.add_argument("--keep", choices=("first", "last"), help="one row per key: the first or the last in --order")

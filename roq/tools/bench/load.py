@@ -29,7 +29,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     pairs: bool = False
 
     def check(self) -> Load:
-        """The load itself; raises CallError if it makes no sense."""
+        """The load itself; raises CallError if it contradicts itself."""
         for name, value, low, high in (
             ("publishers", self.publishers, 1, CLIENTS_MAX),
             ("subscribers", self.subscribers, 1, CLIENTS_MAX),

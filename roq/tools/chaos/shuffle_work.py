@@ -2,9 +2,9 @@
 
 As a Spark job has it: a driver makes a shuffle, tasks write its partitions, some of them several times (their writer was
 killed, their buffer was lost, or somebody else was quicker), the driver names one attempt of each, tasks read the ranges. Every
-row says which attempt it is of. What a reader gets to the end is exactly the rows of the winners, in the order that is
-promised. A receipt holds: its attempt can win, whatever happened since. Disks lose nothing that was synced, so nothing may be
-told as lost, except of a shuffle that a store had to put aside, as its disk failed when it read it.
+row says which attempt it is of. What a reader gets to the end is exactly the rows of the committed attempts, in the promised
+order. A receipt holds: its attempt can be committed, whatever happened since. Disks lose nothing that was synced, so nothing
+may be reported as lost, except of a shuffle that a store had to put aside, as its disk failed when it read it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class AttemptAccount:
 
 @dataclass(eq=False)
 class ShuffleAccount:
-    """One shuffle. chosen: winners that were named; sealed: that was answered. cuts: times that it was asked to be cut anew.
+    """One shuffle. chosen: attempts that were named; sealed: that was answered. cuts: times that it was asked to be cut anew.
     read: times to the end."""
 
     name: str
@@ -206,7 +206,7 @@ def _batch(rows: Sequence[Row]) -> pa.RecordBatch:
 
 
 async def drive(books: ShuffleBooks, address: str, label: str, random: Random, stop: asyncio.Event) -> None:
-    """Make shuffles, name their winners, remove them, until `stop`. Another driver may go on with them."""
+    """Make shuffles, name their attempts, remove them, until `stop`. Another driver may go on with them."""
 
     def step(shuffles: Shuffles) -> bool:
         for job in books.living():
@@ -262,7 +262,7 @@ def _commit(books: ShuffleBooks, shuffles: Shuffles, job: ShuffleAccount, label:
     books.tell(label, OperationType.OK, "commit", None)
     books.note("sealed", job.name, found.epoch)
     if {each: one.receipt.attempt for each, one in job.chosen.items() if one.receipt} != found.winners:
-        books.wrong.append(f"{job.name} was sealed with other winners than those that were named")
+        books.wrong.append(f"{job.name} was sealed with other attempts than those that were named")
     return True
 
 
@@ -322,8 +322,8 @@ def differences(job: ShuffleAccount, rows: list[Row]) -> list[str]:
     there, wanted = set(rows), set(expected)
     return [
         f"{job.name} reads otherwise than it was written: {len(rows)} rows instead of {len(expected)}, "
-        f"{len(wanted - there)} are missing, {len(there - wanted)} belong to nobody who won, {len(rows) - len(there)} come "
-        f"again, {'all' if sorted(rows) == rows else 'not all'} in order"
+        f"{len(wanted - there)} are missing, {len(there - wanted)} are of no committed attempt, {len(rows) - len(there)} are "
+        f"repeated, {'all' if sorted(rows) == rows else 'not all'} in order"
     ]
 
 

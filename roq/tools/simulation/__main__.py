@@ -28,7 +28,7 @@ def hunt(
     seconds: Annotated[float, typer.Option(help="Simulated seconds of faults in each.")] = FAULT_SECONDS,
     jobs: Annotated[int, typer.Option(help="Processes that share the runs.")] = os.cpu_count() or 1,
     what: Annotated[What, WHAT] = What.MESSAGES,
-    trace: Annotated[bool, typer.Option("--trace", help="Tell what happened in each run, too.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Print what happened in each run, too.")] = False,
 ) -> None:
     """Simulate a cluster again and again, with other faults each time: GCMs, hosts and clients are killed, stopped and cut off,
     Exchanges come and go; with `--what tasks` stores and masters are killed, disks fail, fill up, rot and are replaced; with

@@ -1,9 +1,10 @@
 """Publishers and subscribers of a simulation, and what their accounts add up to: silent loss, repeats, order, standstill.
 
-From the moment a subscriber is ready each message of each publisher comes to it once and in order, or is told as lost; told and
-delivered, or told twice, is wrong as well. How far a publisher's messages have to have come: to the last one if it closed, to
-the last one it flushed, and to the last one that came, whatever happened to it. Of one that was killed nobody knows more of a
-topic than its last message there that came, and what it flushed; and only the former if the Monitor that knew of it ended, too.
+From the moment a subscriber is ready each message of each publisher comes to it once and in order, or is reported as lost;
+reported and delivered, or reported twice, is wrong as well. How far a publisher's messages have to have come: to the last one
+if it closed, to the last one it flushed, and to the last one that came, whatever happened to it. Of one that was killed nobody
+knows more of a topic than its last message there that came, and what it flushed; and only the former if the Monitor that knew
+of it ended, too.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Books:
         return one.killed is not None and any(at > one.killed - KNOWN_SECONDS for at in self.monitors_ended)
 
     def counts(self) -> tuple[int, int, int]:
-        """Messages published, delivered, told as lost."""
+        """Messages published, delivered, reported as lost."""
         got = sum(len(numbers) for one in self.received for numbers in one.got.values())
         told = sum(lost.count for one in self.received for events in one.told.values() for lost in events)
         return sum(len(one.began) for one in self.published), got, told
@@ -207,9 +208,9 @@ def _judge_one(book: Received, one: PublisherAccount, forgotten: bool) -> list[s
             if number <= len(one.began) and one.topics[number - 1] == lost.topic
         }
         if span & got and lost.count:  # of a doubt nobody knows which of them are missing
-            wrong.append(f"{who}: told as lost and delivered: {sorted(span & got)[:5]}")
+            wrong.append(f"{who}: reported as lost and delivered: {sorted(span & got)[:5]}")
         if span & covered and lost.count:
-            wrong.append(f"{who}: told as lost twice: {sorted(span & covered)[:5]}")
+            wrong.append(f"{who}: reported as lost twice: {sorted(span & covered)[:5]}")
         covered |= span
     silent = [
         number

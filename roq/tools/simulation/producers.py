@@ -56,7 +56,7 @@ async def publish_lives(
             pause = random.uniform(0.0, TAKE_BACK_SECONDS)
         except NotRecorded:
             if not books.switched(books.loop.time(), books.loop.time()):
-                books.errors.append(f"{book.label} was told that nothing is recorded, and it is")
+                books.errors.append(f"{book.label} heard that nothing is recorded, and it is")
         with contextlib.suppress(RoqError):
             await cluster.close()
         await asyncio.sleep(pause)

@@ -211,7 +211,7 @@ def _refusals(books: RecordingBooks, book: RecordedPublisher) -> Iterator[None]:
     except NotRecorded:
         book.routed, book.floor = True, len(book.began)
         if not books.switched(books.loop.time(), books.loop.time()):
-            books.errors.append(f"{book.label} was told that nothing is recorded, and it is")
+            books.errors.append(f"{book.label} heard that nothing is recorded, and it is")
     except TemporaryError:
         raise
     except RoqError as error:
@@ -385,7 +385,7 @@ def _judge_one(books: RecordingBooks, reading: Reading, one: RecordedPublisher, 
         wrong.append(f"{who}: out of order")
     lost, doubted = _told(one, reading.told.get(one.id, []))
     if lost & got:
-        wrong.append(f"{who}: told as lost and delivered: {sorted(lost & got)[:TOLD_MAX]}")
+        wrong.append(f"{who}: reported as lost and delivered: {sorted(lost & got)[:TOLD_MAX]}")
     wanted = {number for number, topic in enumerate(one.topics, 1) if reading.wants(topic)}
     due = {number for number, at in one.stored.items() if number in wanted and _is_judged(books, reading, one, number, at)}
     strict = due if lossless else {number for number in due if one.stored[number] < reading.opened}
@@ -395,7 +395,7 @@ def _judge_one(books: RecordingBooks, reading: Reading, one: RecordedPublisher, 
     if not entire and (one.named or not lossless):
         doubted = {number for number in doubted if lossless and number >= min(got, default=math.inf)}
     if refused := strict & (lost | doubted):
-        wrong.append(f"{who}: {len(refused)} stored messages were told as lost, {_some(refused)}")
+        wrong.append(f"{who}: {len(refused)} stored messages were reported as lost, {_some(refused)}")
     earlier = {number for each in reading.chain() for number in each.got.get(one.id, ())}
     reported = {number for each in reading.chain() for part in _told(one, each.told.get(one.id, [])) for number in part}
     last = max(got, default=0)
@@ -427,7 +427,7 @@ def _is_judged(books: RecordingBooks, reading: Reading, one: RecordedPublisher, 
 
 
 def _told(one: RecordedPublisher, events: Iterable[MessagesLost]) -> tuple[set[int], set[int]]:
-    """Numbers that were told as lost, and those of which nobody knows."""
+    """Numbers that were reported as lost, and those of which nobody knows."""
     lost, doubted = set[int](), set[int]()
     for event in events:
         (lost if event.count else doubted).update(

@@ -83,11 +83,11 @@ CLUSTERS = {  # a shuffle's needs more than is installed everywhere
     What.TRANSACTIONS: TransactionCluster,
 }
 WORDS = {  # for what was given, got and settled
-    What.MESSAGES: ("published", "delivered", "told as lost"),
+    What.MESSAGES: ("published", "delivered", "reported as lost"),
     What.TASKS: ("put", "deliveries", "acked"),
     What.SHUFFLE: ("attempts", "rows read", "sealed"),
-    What.RECORDED: ("stored", "delivered", "told as lost"),
-    What.PRODUCERS: ("stored", "delivered", "told as lost"),
+    What.RECORDED: ("stored", "delivered", "reported as lost"),
+    What.PRODUCERS: ("stored", "delivered", "reported as lost"),
     What.GROUPS: ("stored", "leases", "acked"),
     What.TRANSACTIONS: ("stored", "leases", "committed"),
 }
@@ -106,8 +106,8 @@ RECORDS = What.RECORDED, What.PRODUCERS, What.GROUPS, What.TRANSACTIONS
 @dataclass(frozen=True)
 class Run:
     """What a run was like. wrong: empty if all promises were kept. hash: equal for equal runs. given: messages published, tasks
-    put, attempts written with a receipt; got: messages and tasks delivered, rows read; settled: messages told as lost, tasks
-    acked, shuffles sealed."""
+    put, attempts written with a receipt; got: messages and tasks delivered, rows read; settled: messages reported as lost,
+    tasks acked, shuffles sealed."""
 
     seed: int
     what: What

@@ -58,7 +58,7 @@ class BlobStores:
         self._closed = False
 
     def start(self) -> None:
-        """Watch over them until close(). Should that break, which is logged, it begins again."""
+        """Watch over them until close(). Should that break, which is logged, it starts anew."""
         if not self._closed:
             self._tasks.start(self._watch(), "watch over blobs").add_done_callback(self._broke)
 

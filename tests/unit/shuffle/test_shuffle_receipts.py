@@ -63,7 +63,7 @@ class OneFollower:
                 at = begin[0] + 1 if begin == BEGIN else begin[0]
                 return wire.Counts([1], [10], (at + 1, "", 0) if at < 2 else None)
             case wire.FetchInterval(digest=digest) if digest in self.known:
-                return wire.Fetched(5, whole=len(self.asked) > 4)
+                return wire.Fetched(5, complete=len(self.asked) > 4)
         raise WinnersUnknown
 
 

@@ -127,7 +127,10 @@ class LeaderTerm:
             try:
                 return await self.change(decide, *subjects)
             except HostFull as error:
-                log.warning("trying again later", extra={"fields": {"subjects": subjects, "reason": str(error)}})
+                log.warning(
+                    "no host has room for a change: trying again later",
+                    extra={"fields": {"subjects": subjects, "reason": str(error)}},
+                )
                 await asyncio.sleep(next(pauses))
 
     async def _write(self) -> None:

@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import typer
 import uvloop
@@ -58,12 +59,7 @@ def doctor(cluster: ClusterOption = None, json: JsonOption = False) -> None:
     else:
         with working(f"asking the cluster at {address}"):
             findings += uvloop.run(check_cluster(address))
-    wrong = sum(finding.verdict == Severity.WRONG for finding in findings)
-    if json:
-        print_json({"healthy": not wrong, "cluster": address, "findings": findings})
-    else:
-        print_findings(findings, wrong)
-    raise typer.Exit(1 if wrong else 0)
+    end_with(findings, lambda well: {"healthy": well, "cluster": address}, json=json)
 
 
 def _address(choice: Choice) -> Finding:
@@ -87,7 +83,17 @@ def _somebody_listens() -> bool:
         return False
 
 
-def print_findings(findings: list[Finding], wrong: int) -> None:
+def end_with(findings: list[Finding], said: Callable[[bool], dict[str, object]], *, json: bool) -> NoReturn:
+    """Print them, and exit: 0 if nothing is wrong, else 1. said: what the JSON has before them, by whether all is well."""
+    wrong = sum(finding.verdict == Severity.WRONG for finding in findings)
+    if json:
+        print_json({**said(not wrong), "findings": findings})
+    else:
+        _print_findings(findings, wrong)
+    raise typer.Exit(1 if wrong else 0)
+
+
+def _print_findings(findings: list[Finding], wrong: int) -> None:
     """For people. wrong: how many of them are."""
     out = console()
     for finding in findings:

@@ -12,10 +12,10 @@ import msgspec
 import typer
 
 from roq.cli.address import ClusterOption, JsonOption, entered, with_cluster
-from roq.cli.doctor import print_findings
+from roq.cli.doctor import end_with
 from roq.cli.doctor_cluster import CopiesOf, HostsState, check_copies, read_copies, read_hosts
-from roq.cli.finding import Finding, Severity, good, warning, wrong
-from roq.cli.output import counted, print_json, working
+from roq.cli.finding import Finding, good, warning, wrong
+from roq.cli.output import counted, working
 from roq.cli.tree_finding import find_tree_format
 from roq.client.cluster import Cluster
 from roq.ids import is_reserved
@@ -50,13 +50,7 @@ def check(cluster: ClusterOption = None, json: JsonOption = False) -> None:
         with working("asking hosts, masters and stores"):
             return await ask(connected)
 
-    findings = with_cluster(cluster, look)
-    blocked = sum(finding.verdict == Severity.WRONG for finding in findings)
-    if json:
-        print_json({"ready": not blocked, "order": ORDER, "findings": findings})
-    else:
-        print_findings(findings, blocked)
-    raise typer.Exit(1 if blocked else 0)
+    end_with(with_cluster(cluster, look), lambda well: {"ready": well, "order": ORDER}, json=json)
 
 
 def check_upgrade(

@@ -227,6 +227,14 @@ def _folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _start_unevenly(cluster: SimulatedCluster, random: Random, far: Sequence[float]) -> None:
+    """Hosts are not equally far, nor are their disks equally quick. far: seconds, one of them for each host."""
+    cluster.network.far = {host.address: random.choice(far) for host in cluster.hosts}
+    for host in cluster.hosts:
+        host.disk.sync_seconds = random.choice((0.0002, 0.003, 0.03))
+    cluster.start()
+
+
 async def _messages(cluster: SimulatedCluster, faults: Sequence[Fault], seconds: float, random: Random) -> None:
     overflow = random.choice(("block", "drop"))
     topics = random.choice((1, 3, 3))
@@ -257,10 +265,7 @@ async def _messages(cluster: SimulatedCluster, faults: Sequence[Fault], seconds:
 
 async def _tasks(cluster: TaskCluster, faults: Sequence[Fault], seconds: float, random: Random) -> None:
     cluster.pace = TaskPace(*random.choice(((5.0, 3, 0.1, 0.3), (1.0, 20, 0.0, 0.1), (10.0, 1, 0.3, 0.3))))
-    cluster.network.far = {host.address: random.choice((0.0, 0.0, 0.01)) for host in cluster.hosts}
-    for host in cluster.hosts:
-        host.disk.sync_seconds = random.choice((0.0002, 0.003, 0.03))
-    cluster.start()
+    _start_unevenly(cluster, random, (0.0, 0.0, 0.01))
 
     async def prepare(admin: roq.Cluster) -> None:
         await _all_hosts(cluster, admin)
@@ -280,10 +285,7 @@ async def _tasks(cluster: TaskCluster, faults: Sequence[Fault], seconds: float, 
 
 async def _shuffles(cluster: Any, faults: Sequence[Fault], seconds: float, random: Random) -> None:
     """cluster: a ShuffleCluster."""
-    cluster.network.far = {host.address: random.choice((0.0, 0.0, 0.01)) for host in cluster.hosts}
-    for host in cluster.hosts:
-        host.disk.sync_seconds = random.choice((0.0002, 0.003, 0.03))
-    cluster.start()
+    _start_unevenly(cluster, random, (0.0, 0.0, 0.01))
 
     async def prepare(admin: roq.Cluster) -> None:
         await _all_hosts(cluster, admin)
@@ -339,10 +341,7 @@ async def _record(cluster: RecordingCluster, pace: RecordPace, random: Random) -
     overflow, exchanges = random.choice(("block", "drop")), random.choice((1, 2, 2))
     copies, ack = random.choice(((3, 2), (3, 2), (3, 2), (2, 1), (1, 1), (2, 2)))
     cluster.record = roq.Record(copies=copies, ack=ack)
-    cluster.network.far = {host.address: random.choice((0.0, 0.0, 0.01, 0.05)) for host in cluster.hosts}
-    for host in cluster.hosts:
-        host.disk.sync_seconds = random.choice((0.0002, 0.003, 0.03))
-    cluster.start()
+    _start_unevenly(cluster, random, (0.0, 0.0, 0.01, 0.05))
 
     async def prepare(admin: roq.Cluster) -> None:
         await _all_hosts(cluster, admin)

@@ -188,14 +188,20 @@ def judge(books: Books, *, lossless: bool) -> list[str]:
     return wrong
 
 
-def _judge_one(book: Received, one: PublisherAccount, forgotten: bool) -> list[str]:
-    who, wrong = f"{book.label} (ready at {book.opened:.3f}) and {one.label}", []
-    numbers = book.got.get(one.id, [])
-    got = set(numbers)
-    if len(got) < len(numbers):
-        wrong.append(f"{who}: {len(numbers) - len(got)} messages came twice")
+def repeats(who: str, numbers: list[int]) -> list[str]:
+    """What is wrong with one publisher's numbers as they came: some twice, or out of order."""
+    wrong, twice = list[str](), len(numbers) - len(set(numbers))
+    if twice:
+        wrong.append(f"{who}: {twice} messages came twice")
     if any(later < earlier for earlier, later in pairwise(numbers)):
         wrong.append(f"{who}: out of order")
+    return wrong
+
+
+def _judge_one(book: Received, one: PublisherAccount, forgotten: bool) -> list[str]:
+    who = f"{book.label} (ready at {book.opened:.3f}) and {one.label}"
+    numbers = book.got.get(one.id, [])
+    got, wrong = set(numbers), repeats(who, numbers)
     newest = _newest_by_topic(one, got)
     if one.killed is None:
         newest = dict.fromkeys(newest, max(got, default=0))

@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from random import Random
 from typing import NamedTuple
 
@@ -33,6 +32,7 @@ from roq.tools.simulation.load import (
     Books,
     PublisherAccount,
     note_losses,
+    repeats,
 )
 from roq.wire.recording import TapePosition
 
@@ -376,13 +376,9 @@ def judge_recording(books: RecordingBooks, *, lossless: bool) -> list[str]:
 
 
 def _judge_one(books: RecordingBooks, reading: Reading, one: RecordedPublisher, *, lossless: bool) -> list[str]:
-    who, wrong = f"{reading} and {one.label}", []
+    who = f"{reading} and {one.label}"
     numbers = reading.got.get(one.id, [])
-    got = set(numbers)
-    if len(got) < len(numbers):
-        wrong.append(f"{who}: {len(numbers) - len(got)} messages came twice")
-    if any(later < earlier for earlier, later in pairwise(numbers)):
-        wrong.append(f"{who}: out of order")
+    got, wrong = set(numbers), repeats(who, numbers)
     lost, doubted = _told(one, reading.told.get(one.id, []))
     if lost & got:
         wrong.append(f"{who}: reported as lost and delivered: {sorted(lost & got)[:TOLD_MAX]}")

@@ -1,1 +1,1 @@
-"""The SDK: cluster, publisher, subscriber, and the pure machines that keep order across moves."""
+"""The SDK of a cluster: what `roq.connect` gives, and what reads and keeps a cluster as a whole."""

@@ -153,8 +153,9 @@ class PartWriter:
         """With everything on the disk."""
         with storage_errors(self._path):
             self._file.flush()
-            os.fsync(self._file.fileno())
+            DISK.sync(self._file.fileno())
             self._file.close()
+            DISK.sync_folder(self._path.parent)
 
 
 _blocks = msgspec.msgpack.Decoder(list[tuple[str, bytes, dict[str, Any] | None, int, int, int]])  # str | bytes can't be said

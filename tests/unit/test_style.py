@@ -332,6 +332,11 @@ def test_only_the_command_line_prints() -> None:
     assert not printing, "a process logs; only roq/cli talks to people"
 
 
+def test_files_are_made_durable_in_one_room() -> None:
+    found = {str(path) for path in PRODUCT if re.search(r"\bos\.f(data)?sync\(", (ROOT / path).read_text())}
+    assert found == {"roq/runtime/files.py", "roq/tools/simulation/disks.py"}
+
+
 def test_imports_by_name_are_listed_with_their_reason() -> None:
     by_name = re.compile(r"\b(import_module|__import__)\(")
     dynamic = [path for path in PRODUCT if by_name.search((ROOT / path).read_text())]

@@ -1,1 +1,1 @@
-"""Exchange process: forwards publishers' frames to subscribers in C, undecoded."""
+"""Exchange process: forwards publishers' frames to subscribers, undecoded."""

@@ -139,7 +139,7 @@ def test_examples_ask_for_what_there_is(file: str) -> None:
     assert len(asked) > 10
     assert asked <= {name for name, *_ in (*samples(FOUND), *samples_of(host_families()))}
     for found in re.findall(r"{{queue}}|{{(\w+)}}|\$labels\.(\w+)", text):
-        assert {*found} <= {"", "host", "queue", "exchange", "source", "state", "kind"}
+        assert {*found} <= {"", "host", "queue", "exchange", "source", "state", "kind", "leader"}
 
 
 def test_the_page_tells_what_there_is_and_nothing_else() -> None:

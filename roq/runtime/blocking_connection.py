@@ -3,13 +3,14 @@
 It speaks ZeroMQ's protocol (roq/wire/zmtp.py) on a plain socket: ZeroMQ's own would carry every message through one more
 thread, which costs more than all the rest of a request.
 
-What the bytes mean is the caller's matter: a connection may still hold the late reply to an earlier request, so every reply has
-to be matched by its id. A StopEvent wakes all who wait on connections, for good.
+A connection may still hold the late reply to an earlier request, so every reply is matched by its id: `ask` does so for control
+messages; for any others, `send` and `receive` leave it to the caller. A StopEvent wakes all who wait on connections, for good.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import socket
@@ -18,12 +19,17 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from typing import TypeVar
 
-from roq.errors import AccessDenied, Closed, FrameError, Unavailable
+import msgspec
+
+from roq.errors import AccessDenied, Closed, DeadlineExceeded, FrameError, Unavailable
 from roq.runtime.security import Security, process_security
 from roq.runtime.sockets import DEAD_SECONDS, tune
 from roq.wire import zmtp
 from roq.wire.curve import Curve
+from roq.wire.decoding import UNDECODABLE
+from roq.wire.envelope import EnvelopeKind, error_of, open_envelope, seal
 from roq.wire.limits import CONTROL_BYTES_MAX
 
 QUICK_SECONDS = 0.05  # an answer is first waited for so long, deaf to the stop event
@@ -31,6 +37,7 @@ CONNECT_SECONDS = 2.0
 SEND_SECONDS = 2.0  # without room for a single byte more: then the other end has to live, and the caller to want to wait on
 IDLE_SECONDS = 0.5  # an unused connection may have ended meanwhile
 RECEIVE_BYTES = 256 * 1024
+T = TypeVar("T", bound=msgspec.Struct)
 _HELLO = zmtp.hello(b"DEALER")
 _TCP_INFO = struct.Struct("=3xB20xI")  # of tcp_info: probes that were not answered yet, segments that were not
 
@@ -84,6 +91,38 @@ class BlockingConnection:
         self._messages: deque[list[bytes]] = deque()
         self._used = 0.0  # monotonic
         self.received = 0  # bytes, ever: whether a large answer is still on its way
+        self.ids = itertools.count(1)  # of requests
+        self.owes_answer = False  # the last `ask` ended without its answer, which may still come
+
+    def ask(
+        self,
+        request: msgspec.Struct,
+        expect: type[T],
+        decode: Callable[[msgspec.Raw], object],
+        seconds: float,
+        turn_seconds: float = 0.0,
+    ) -> T:
+        """The answer to a control message, within so many seconds; they begin when it is sent if turn_seconds, in which the
+        other end has to take it, are given. Raises the refusal, Unavailable, DeadlineExceeded, Closed, FrameError."""
+        id, began, self.owes_answer = next(self.ids), time.monotonic(), True
+        turn = began + (turn_seconds or seconds)
+        self.send(seal(EnvelopeKind.REQUEST, id, request), lambda: time.monotonic() < turn)
+        deadline = (time.monotonic() if turn_seconds else began) + seconds
+        while (parts := self.receive(deadline)) is not None:
+            envelope = open_envelope(parts[-1])
+            if envelope.id != id:
+                continue
+            self.owes_answer = False
+            if envelope.kind == EnvelopeKind.ERROR:
+                raise error_of(envelope.body)
+            try:
+                reply = decode(envelope.body)
+            except UNDECODABLE as error:
+                raise Unavailable(f"{self.endpoint} answered something that can't be read: {error}") from error
+            if not isinstance(reply, expect):
+                raise FrameError(f"{type(reply).__name__} in reply to {type(request).__name__}")
+            return reply
+        raise DeadlineExceeded(f"no answer to {type(request).__name__} from {self.endpoint} in {seconds:g} s")
 
     def send(self, message: bytes, wait_on: Callable[[], bool] = lambda: False) -> None:
         """Raises Unavailable if there is no connection, or it takes nothing; Closed once the stop event is set; AccessDenied.

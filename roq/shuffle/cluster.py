@@ -14,7 +14,6 @@ holder goes on at the very row. Not covered: merging (merge.py), the leader (gcm
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -53,8 +52,6 @@ from roq.shuffle.contract import AttemptSink, Opened, RangeSource
 from roq.shuffle.ranges import buffer_of, intersection, replica_order
 from roq.wire import gcm
 from roq.wire import shuffle as wire
-from roq.wire.decoding import UNDECODABLE
-from roq.wire.envelope import EnvelopeKind, error_of, open_envelope, seal
 from roq.wire.gcm import ShuffleInfo
 from roq.wire.shuffle import (
     BLOCKS_BYTES_MAX,
@@ -96,7 +93,6 @@ class FollowerLink:
     def __init__(self, zookeeper: str) -> None:
         self._stop = StopEvent()
         self._connections = ConnectionPool(self._stop)
-        self._ids = itertools.count(1)
         self._loop = LoopThread("roq shuffles")
         self._gcm = GcmClient(zookeeper)
 
@@ -106,26 +102,11 @@ class FollowerLink:
 
     def ask(self, endpoint: str, request: msgspec.Struct, expect: type[T], seconds: float) -> T:
         """A follower's answer, within so many seconds. Raises its refusal, Unavailable, DeadlineExceeded, Closed."""
-        connection, id, deadline = self._connections.take(endpoint), next(self._ids), time.monotonic() + seconds
-        kept = False
+        connection = self._connections.take(endpoint)
         try:
-            connection.send(seal(EnvelopeKind.REQUEST, id, request), lambda: time.monotonic() < deadline)
-            while (parts := connection.receive(deadline)) is not None:
-                envelope = open_envelope(parts[-1])
-                if envelope.id != id:
-                    continue
-                kept = True
-                if envelope.kind == EnvelopeKind.ERROR:
-                    raise error_of(envelope.body)
-                reply = _decode(envelope.body)
-                if not isinstance(reply, expect):
-                    raise FrameError(f"{type(reply).__name__} in reply to {type(request).__name__}")
-                return reply
-            raise DeadlineExceeded(f"no answer to {type(request).__name__} from {endpoint} in {seconds:g} s")
-        except UNDECODABLE as error:
-            raise Unavailable(f"{endpoint} answered something that can't be read: {error}") from error
+            return connection.ask(request, expect, _decode, seconds)
         finally:
-            if not kept:
+            if connection.owes_answer:
                 connection.close()  # a late answer, which may be large, must not be read before the next one
             self._connections.give(connection)
 

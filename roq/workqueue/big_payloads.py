@@ -19,8 +19,6 @@ import msgspec
 
 from roq.errors import (
     DataLost,
-    DeadlineExceeded,
-    FrameError,
     RoqError,
     StorageFailed,
     TaskNotFound,
@@ -32,8 +30,6 @@ from roq.runtime.blocking_connection import BlockingConnection
 from roq.runtime.observe import logger
 from roq.wire import master as wire
 from roq.wire import store as store_wire
-from roq.wire.decoding import UNDECODABLE
-from roq.wire.envelope import EnvelopeKind, error_of, open_envelope, seal
 from roq.wire.task import PayloadReference, StoreAddress, TaskToPut
 from roq.workqueue.master_link import MasterLink
 
@@ -53,7 +49,6 @@ class BigPayloads:
 
     def __init__(self, link: MasterLink) -> None:
         self._link = link
-        self._ids = itertools.count(1)
 
     def put(self, producer: int, sequence: int, task: TaskToPut) -> wire.TasksAdded:
         """Store the payload and add the task. What is told as repeated was used by somebody else.
@@ -145,22 +140,4 @@ class BigPayloads:
         return payload
 
     def _ask(self, connection: BlockingConnection, request: store_wire.Request, expect: type[T]) -> T:
-        id, until = next(self._ids), time.monotonic() + TURN_SECONDS
-        connection.send(seal(EnvelopeKind.REQUEST, id, request), lambda: time.monotonic() < until)
-        deadline = time.monotonic() + PART_SECONDS
-        while True:
-            parts = connection.receive(deadline)
-            if parts is None:
-                raise DeadlineExceeded(f"no answer to {type(request).__name__} from {connection.endpoint}")
-            envelope = open_envelope(parts[-1])
-            if envelope.id != id:
-                continue
-            if envelope.kind == EnvelopeKind.ERROR:
-                raise error_of(envelope.body)
-            try:
-                reply = _decode_reply(envelope.body)
-            except UNDECODABLE as error:
-                raise FrameError(f"undecodable answer: {error}") from None
-            if isinstance(reply, expect):
-                return reply
-            raise FrameError(f"{type(reply).__name__} in reply to {type(request).__name__}")
+        return connection.ask(request, expect, _decode_reply, PART_SECONDS, TURN_SECONDS)

@@ -6,7 +6,6 @@ GCM then tells who leads), and after a refusal that is only temporary. Not cover
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -60,7 +59,6 @@ class MasterLink:
         self._owner = beside is None
         self._loop: LoopThread = LoopThread(f"roq {name}") if beside is None else beside._loop
         self._gcm: GcmClient = GcmClient(zookeeper) if beside is None else beside._gcm
-        self._ids = itertools.count(1)
         self._locating = threading.Lock()
         self._endpoint = ""
         self._located = 0.0  # monotonic seconds: when the GCM was asked last, in vain or not
@@ -137,7 +135,7 @@ class MasterLink:
     ) -> msgspec.Struct:
         """Until `deadline`, put off to `limit` at most while a large answer comes in; or until the GCM, asked from `look` on,
         says that another one leads. Sending does not count, as long as the master leads."""
-        id, began, endpoint = next(self._ids), time.monotonic(), connection.endpoint
+        id, began, endpoint = next(connection.ids), time.monotonic(), connection.endpoint
 
         def wait_on() -> bool:
             now = time.monotonic()

@@ -176,9 +176,10 @@ class ShuffleLeader:
             raise NoHosts
         try:
             async with asyncio.timeout(START_SECONDS):
-                await self._term.view.until(STORES, _stores_run)
+                await self._term.view.until(STORES, lambda cluster: not _storeless(cluster))
         except TimeoutError:
-            log.warning("not every host runs a store")
+            hosts = _storeless(self._term.view.cluster)
+            log.warning("stores are not ready; shuffles begin without these hosts", extra={"fields": {"hosts": hosts}})
         if not endpoints(self._term.view.cluster):
             raise NotReady("no host takes part in shuffles: is roq-messaging[shuffle] installed there?")
         self._membership.admit(self._term.view.cluster, time.monotonic())
@@ -331,10 +332,11 @@ class ShuffleLeader:
             return  # the next leader does it
 
 
-def _stores_run(cluster: ClusterState) -> bool:
-    wanted = [host for host in cluster.hosts.values() if takes_monitor(host)]
-    running = (host.running.get(STORE) for host in wanted)
-    return all(each is not None and each.state in (ProcessState.RUNNING, ProcessState.FAILED) for each in running)
+def _storeless(cluster: ClusterState) -> list[str]:
+    """Hosts whose store neither runs nor has failed, though they shall run one."""
+    running = {host.name: host.running.get(STORE) for host in cluster.hosts.values() if takes_monitor(host)}
+    settled = (ProcessState.RUNNING, ProcessState.FAILED)
+    return sorted(name for name, each in running.items() if each is None or each.state not in settled)
 
 
 def _check_spec(spec: Spec) -> None:

@@ -186,7 +186,8 @@ class LeaderTerm:
                 change.done.set_exception(error)
                 continue
             except Exception as error:  # a defect that concerns this request only
-                log.exception("a request could not be decided: answering it with the error")
+                fields = {"subjects": list(change.subjects)}
+                log.exception("a request could not be decided: answering it with the error", extra={"fields": fields})
                 change.done.set_exception(RoqError(f"{type(error).__name__}: {error}"))
                 continue
             accepted.append(change)

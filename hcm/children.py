@@ -157,7 +157,7 @@ class Children:
         lost, self._orders = list(self._orders), {}
         if self._closing:
             return
-        log.error("the fork server ended: starting another one")
+        log.error("the fork server ended: starting another one", extra={"fields": {"forks_lost": len(lost)}})
         self._starter = self._loop.create_task(self._restart_fork_server(), name="fork server")
         for name in lost:
             self._settled(name)
@@ -297,7 +297,8 @@ class Children:
             if now - since > START_SETTLED_SECONDS and name not in self._orders:
                 self._settled(name)
         if self._orders and self._fork_server is not None and now - self._fork_server_heard > FORK_SERVER_SILENT_SECONDS:
-            log.error("the fork server hangs: killing it")
+            fields = {"fork_server": self._fork_server.pid, "forks_unanswered": len(self._orders)}
+            log.error("the fork server hangs: killing it", extra={"fields": fields})
             self._fork_server_heard = now
             with contextlib.suppress(ProcessLookupError):
                 self._fork_server.kill()

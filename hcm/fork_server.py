@@ -148,7 +148,7 @@ def become(spec: ChildSpec, programs: Programs) -> int:
         use_child_card(spec.card, spec.access, mixed=spec.mixed)
         return programs[spec.process.kind](spec)
     except Exception:  # process boundary: whatever it is, it is logged and the HCM restarts the process
-        log.exception("process ended by a defect")
+        log.exception("process %s ended by a defect", spec.process.name)
         return EXIT_DEFECT
     finally:
         logging.shutdown()

@@ -202,7 +202,7 @@ class Caller:
         except RoqError as error:
             await self._give_up(error)
         except Exception as error:  # a defect must not end in silence; likewise in `_read`
-            log.exception("defect while requests over a queue were begun")
+            log.exception("defect while requests over a queue were begun", extra={"fields": {"queue": self.queue}})
             await self._give_up(ProcessFailed(f"requests over queue {self.queue!r} could not be begun: {error}"))
         else:
             self._reading = self._loop.create_task(self._read(), name=f"answers over {self.queue}")
@@ -282,7 +282,7 @@ class Caller:
         except RoqError as error:
             await self._give_up(error)
         except Exception as error:
-            log.exception("defect while answers were read")
+            log.exception("defect while answers were read", extra={"fields": {"queue": self.queue}})
             await self._give_up(ProcessFailed(f"answers over queue {self.queue!r} could not be read: {error}"))
 
     def _answered(self, message: Message) -> None:

@@ -383,7 +383,7 @@ class Responder:
             while self._refused:
                 await self._tell(self._refused.popleft(), RequestOutcome.REFUSED)
         except Exception as error:  # a defect must not end in silence; likewise in `_read`
-            log.exception("defect while requests were refused")
+            log.exception("defect while requests were refused", extra={"fields": {"queue": self.queue}})
             self._fail(ProcessFailed(f"requests of queue {self.queue!r} could not be refused: {error}"))
 
     async def _read(self) -> None:
@@ -396,7 +396,7 @@ class Responder:
         except RoqError as error:
             self._fail(error)
         except Exception as error:
-            log.exception("defect while requests were read")
+            log.exception("defect while requests were read", extra={"fields": {"queue": self.queue}})
             self._fail(ProcessFailed(f"requests of queue {self.queue!r} could not be read: {error}"))
 
     def _fail(self, error: RoqError) -> None:

@@ -245,7 +245,9 @@ class Session:
             case LinkState.EXPIRED:
                 self._lose()
             case LinkState.ENDED:
-                log.error("kazoo gave up reconnecting to ZooKeeper; restarting it")
+                log.error(
+                    "kazoo gave up reconnecting to ZooKeeper; restarting it", extra={"fields": {"zookeeper": str(self.address)}}
+                )
                 self._lose()
                 self._link.start()
 
@@ -262,7 +264,7 @@ class Session:
             try:
                 callback(state)
             except Exception:  # one listener's fault must not keep the others from stepping down
-                log.exception("a session listener failed")
+                log.exception("a session listener failed", extra={"fields": {"state": state.value}})
 
     def _silent_too_long(self) -> bool:
         return self._link.silent_seconds() > self.session_seconds * SILENT_FRACTION

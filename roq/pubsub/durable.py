@@ -129,7 +129,7 @@ class PositionKeeper:
         except RoqError as error:
             self._fail(error)
         except Exception as error:  # a defect must not end in silence
-            log.exception("defect while a position was kept")
+            log.exception("defect while a position was kept", extra={"fields": {"queue": self._queue, "durable": self._name}})
             self._fail(ProcessFailed(f"the position could not be kept: {error}"))
 
     async def close(self, timeout_seconds: float) -> None:

@@ -151,7 +151,7 @@ class ClientMembership:
                 wait = next(waits)
                 await self._pause(min(wait, NOT_READY_SECONDS) if isinstance(error, NotReady) else wait)
             except Exception:  # a defect must not end the membership in silence
-                log.exception("defect in the membership loop; retrying")
+                log.exception("defect in the membership loop; retrying", extra={"fields": {"queue": self._queue}})
                 await self._pause(next(waits))
 
     async def _pause(self, seconds: float) -> None:

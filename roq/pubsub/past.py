@@ -247,7 +247,7 @@ class Past:
         except RoqError as error:
             self._reader.fail(error)
         except Exception as error:  # a defect must not end in silence
-            log.exception("defect while the past was read")
+            log.exception("defect while the past was read", extra={"fields": {"queue": self._queue}})
             self._reader.fail(ProcessFailed(f"the past could not be read: {error}"))
         else:
             self.tapes.stores.close()

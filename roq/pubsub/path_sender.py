@@ -190,7 +190,8 @@ class PathSender:
         self._held_since = self._held_since or now
         if now - self._held_since > HELD_SECONDS and not self.stores:
             log.warning(
-                "replay buffer is full of unconfirmed messages: going on, they can't be replayed if the Exchange is lost now"
+                "replay buffer is full of unconfirmed messages: going on, they can't be replayed if the Exchange is lost now",
+                extra={"fields": {"publisher": self._publisher}},
             )
             self._unheard, self._held_since = True, None
             self.has_room.set()

@@ -141,7 +141,9 @@ class Producer:
         except RoqError as error:
             self._fail(error)
         except Exception as error:  # a defect must not end in silence
-            log.exception("defect while a producer kept its name")
+            log.exception(
+                "defect while a producer kept its name", extra={"fields": {"queue": self._queue, "producer": self._name}}
+            )
             self._fail(ProcessFailed(f"the producer could not keep its name: {error}"))
 
     async def _look(self, sender: ProducerSender) -> None:

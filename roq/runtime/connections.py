@@ -91,6 +91,12 @@ class ZmtpConnection(asyncio.BaseProtocol):
         self.transport.write(zmtp.hello(socket_type) if curve is None else _taken(curve.to_send))
         self._overdue = asyncio.get_running_loop().call_later(HANDSHAKE_SECONDS, self._check_greeting)
 
+    @property
+    def peer_address(self) -> str:
+        """host:port of the other end, for the log."""
+        host, port = (self.transport.get_extra_info("peername") or ("", 0))[:2]
+        return f"{host}:{port}"
+
     def opened(self, data: bytes) -> bytes:
         """What came, as without security; nothing if the connection is ended for it. First of all that data_received does."""
         curve = self._curve
@@ -308,7 +314,8 @@ class Server:
             return
         for late in self.budget.late():
             if isinstance(late, Peer):
-                log.info("closing a slow connection: other peers wait for its turn to end")
+                fields = {"port": self.port, "peer": late.peer_address}
+                log.info("closing a slow connection: other peers wait for its turn to end", extra={"fields": fields})
                 late.transport.abort()
         if self.budget.first is not None:
             self.watch_turns()

@@ -177,7 +177,7 @@ def application(ask: Callable[[str, str], Answer]) -> Callable[[dict[str, Any], 
             except TimeoutError:
                 status, kind, body = "503 Service Unavailable", JSON_TYPE, b'{"error":"nothing was read in time"}\n'
             except Exception:
-                log.exception("metrics could not be read")
+                log.exception("metrics could not be read", extra={"fields": {"path": environ["RAW_PATH"]}})
                 status, kind, body = "500 Internal Server Error", JSON_TYPE, b'{"error":"the log says why"}\n'
         start(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
         return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]

@@ -141,7 +141,8 @@ class Security:
             try:
                 admitted[verify(one, self._authorities, Card).key] = one
             except AccessDenied as error:
-                log.error("a card of the access list is of no use", extra={"fields": {"reason": str(error)}})
+                fields = {"version": access.version, "reason": str(error)}
+                log.error("a card of the access list is invalid and admits nobody", extra={"fields": fields})
         self.access, self._admitted = access, admitted
         revoked = frozenset(access.revoked)
         with self._lock:
@@ -283,7 +284,7 @@ def take_kept(security: Security, access: Path) -> None:
         security.take(access.read_bytes())
     except (OSError, AccessDenied) as error:
         fields = {"path": str(access), "reason": str(error)}
-        log.error("the access list that was kept is of no use", extra={"fields": fields})
+        log.error("the stored access list is invalid or unreadable: it is ignored", extra={"fields": fields})
 
 
 def use_child_card(path: str, access: str, *, mixed: bool) -> None:

@@ -192,7 +192,7 @@ class ClusterSink:
             if not lost and now - looked > look_seconds:
                 lost, looked = self._given_up(self._buffer.host), now
             if lost:
-                raise AttemptLost(f"its buffer on host {self._buffer.host} is of no use: {failure}") from failure
+                raise AttemptLost(f"its buffer follower on host {self._buffer.host} is lost: {failure}") from failure
             waited = isinstance(request, wire.FinishAttempt) and isinstance(failure, Overloaded)
             self._link.pause(next(quick if waited else pauses))
 
@@ -402,7 +402,7 @@ class ClusterService:
             self._link.pause(pause)
 
     def _given_up(self, name: str, id: str, host: str) -> bool:
-        """Whether the leader knows that this host is of no use to the shuffle. False if it does not answer."""
+        """Whether the leader knows that this host takes no part in the shuffle any more. False if it does not answer."""
         try:
             info = self._info(gcm.DescribeShuffle(name), OPEN_SECONDS)
         except (Unavailable, DeadlineExceeded):

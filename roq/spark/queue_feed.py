@@ -70,6 +70,7 @@ class LeaseFeed:
 
     def __init__(self, options: QueueOptions) -> None:
         self._batch_rows, self._lease_seconds = options.batch_rows, float(options.lease_seconds)
+        self._queue = options.queue
         self._news = threading.Condition()
         self._failure: RoqError | None = None
         self._closed = self._exhausted = self._asked = False
@@ -118,7 +119,9 @@ class LeaseFeed:
             self._asked = False
         if end == number:
             if self._exhausted and not self._ledger.wait_acked(ACK_SECONDS):
-                log.warning("not everything is acked yet; the rest will be when this stream is started again")
+                log.warning(
+                    "work queue %s: not everything is acked yet; the rest will be when this stream restarts", self._queue
+                )
             if self._failure is not None:
                 raise self._failure
             return start
@@ -215,7 +218,7 @@ class LeaseFeed:
                     away_since = away_since or time.monotonic()
                     if time.monotonic() > away_since + FAIL_SECONDS:
                         raise
-                    log.warning("no tasks for now: %s", error)
+                    log.warning("work queue %s: no tasks for now: %s", self._queue, error)
                     with self._news:
                         self._news.wait_for(lambda: self._closed, next(pauses))
         except Closed:
@@ -223,7 +226,7 @@ class LeaseFeed:
         except RoqError as error:
             self._fail(error)
         except Exception as error:  # the thread's boundary: the query must not wait for it in vain
-            log.exception("the thread that leases ends")
+            log.exception("work queue %s: the thread that leases ends", self._queue)
             self._fail(RoqError(f"leasing failed: {error!r}"))
 
     def _wait_for_room(self) -> bool:

@@ -283,7 +283,7 @@ class LeaseKeeper:
                     self._under_way = frozenset()
                     self._changed.notify_all()
         except BaseException:
-            logger.critical("the thread that renews leases ends; what it held is lost", exc_info=True)
+            logger.critical("the thread that renews leases ends: %d leases are lost", len(self._due), exc_info=True)
             self._give_up()
             raise
 

@@ -175,7 +175,7 @@ class MasterLink:
             raise Closed(f"work queue {self.name!r} was closed")
 
     def _locate(self, stale: str, deadline: float) -> str:
-        """The active master's endpoint, as the GCM knows it; asked once for all threads that found `stale` of no use.
+        """The active master's endpoint, as the GCM knows it; asked once for all threads that got no answer from `stale`.
 
         It is still `stale` if the GCM knows no other, or can't be asked until `deadline`. Raises Unavailable if there is none.
         """

@@ -92,7 +92,7 @@ class LogWriter(LogOwner):
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             if not isinstance(error, RoqError):
-                log.error("the log's writer failed", exc_info=error)
+                log.error("the log's writer failed", exc_info=error, extra={"fields": {"log": self.log_id}})
             self._stop(error if isinstance(error, RoqError) else StorageFailed(f"{type(error).__name__}: {error}"))
 
     # --- appending ----------------------------------------------------------------------------------------------------

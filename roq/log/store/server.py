@@ -137,7 +137,7 @@ class StoreServer:
         self._start(scrub(self.storage, self.blobs, self.counters, self.kick))
 
     def _start(self, work: Any) -> None:
-        task = self._loop.create_task(work)
+        task = self._loop.create_task(work, name=work.__qualname__)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -145,7 +145,8 @@ class StoreServer:
         """Work that broke off would be missing for ever, and nobody would know."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not self._closed:
-            log.error("background work failed", exc_info=error)
+            fields = {"host": self._host, "work": task.get_name()}
+            log.error("background work failed: the store stops", exc_info=error, extra={"fields": fields})
             self._broken(error if isinstance(error, StorageFailed) else StorageFailed(f"{type(error).__name__}: {error}"))
 
     # --- entries ------------------------------------------------------------------------------------------------------
@@ -230,7 +231,9 @@ class StoreServer:
             try:
                 self._perform(write)
             except Exception as error:  # whatever it is, nothing more is written: everybody would wait for this thread
-                log.exception("journal could not be written")
+                log.exception(
+                    "journal could not be written", extra={"fields": {"host": self._host, "path": str(self._directory)}}
+                )
                 self._call(self._broken, error if isinstance(error, RoqError) else StorageFailed(str(error)))
                 return
             self._call(self._written, write)
@@ -240,7 +243,7 @@ class StoreServer:
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def _broken(self, error: RoqError) -> None:
-        log.critical("disk failed: the store stops", extra={"fields": {"reason": str(error)}})
+        log.critical("disk failed: the store stops", extra={"fields": {"host": self._host, "reason": str(error)}})
         self._closed = True
         self._failed(error)
 

@@ -220,7 +220,8 @@ class Forwarder:
         if len(self.fences) > FENCES_KEPT:
             del self.fences[next(iter(self.fences))]
         for peer in [one for one in self._turns if one.path_of(publisher) <= path]:
-            log.warning("a producer was opened anew: the connection of the one before is cut")
+            fields = {"publisher": publisher, "path": path, "peer": peer.peer_address}
+            log.warning("a producer was opened anew: the connection of the one before is cut", extra={"fields": fields})
             self.counters["producers_fenced"] += 1
             peer.transport.abort()
         if self.recorder is None:
@@ -249,7 +250,8 @@ class Forwarder:
         self._looking = None
         for subscriber in list(self._full):
             if subscriber.silent_looks() >= SILENT_LOOKS_MAX:
-                log.warning("a subscriber that others wait for shows no sign of life: its connection is cut")
+                fields = {"peer": subscriber.peer_address}
+                log.warning("a subscriber that others wait for is silent: its connection is cut", extra={"fields": fields})
                 self.counters["subscribers_cut"] += 1
                 subscriber.transport.abort()
         if self._full:

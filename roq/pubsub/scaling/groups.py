@@ -62,7 +62,7 @@ class GroupWatch:
             except RoqError as error:
                 self._tell("groups can't be looked up", "", error)
             except Exception:  # a defect here must not end the scaling
-                log.exception("defect in watching groups; retrying")
+                log.exception("defect in watching groups; retrying", extra={"fields": {"queue": self._queue}})
             await asyncio.sleep(ASK_SECONDS)
 
     async def _watch(self) -> None:

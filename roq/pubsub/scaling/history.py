@@ -68,7 +68,7 @@ class HistoryBatcher:
                 fields = {"queue": self._target, "error": type(error).__name__, "reason": str(error)}
                 log.warning("history can't be written just now; retrying", extra={"fields": fields})
             except Exception:  # a defect here must not end the scaling
-                log.exception("defect in writing the history; retrying")
+                log.exception("defect in writing the history; retrying", extra={"fields": {"queue": self._target}})
             await asyncio.sleep(next(waits))
 
     async def _write(self) -> None:

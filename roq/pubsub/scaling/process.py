@@ -74,7 +74,8 @@ class Performer:
             self._waiting.put_nowait(decision)
         except asyncio.QueueFull:
             self._counters["decisions_dropped"] += 1
-            log.error("scaling decision dropped: earlier ones are still being performed")
+            fields = {"queue": self._queue, "action": decision.action, "waiting": DECISIONS_WAITING}
+            log.error("scaling decision dropped: earlier ones are still being performed", extra={"fields": fields})
 
     async def run(self) -> None:
         """Perform for ever."""

@@ -86,7 +86,8 @@ class Committer:
             try:
                 results = await self.call(lambda: self._write(lacking))  # noqa: B023
             except Exception as error:  # a defect: those who wait are told, those behind them go on
-                log.exception("batch could not be written")
+                fields = {"shuffles": sorted({job.stored.name for job in batch}), "bytes": size}
+                log.exception("batch could not be written", extra={"fields": fields})
                 results = [_told(error, job.stored) for job in batch]
             except BaseException:
                 for job in [*batch, *self._waiting]:

@@ -1,4 +1,4 @@
-"""The cluster as a whole: overview, events, hosts, copies, shuffles, ZooKeeper, cards."""
+"""The cluster as a whole: overview, events, hosts, stores, copies, shuffles, ZooKeeper, cards."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from roq.console.answers import QUIET, QUIET_SECONDS, EventStream, answer, done,
 from roq.console.context import Reader, Visit, Writer, still_good
 from roq.console.hub import LiveListener
 from roq.console.session_routes import RightRow
+from roq.console.stores import StoreRow
 from roq.console.summary import ClusterSummary, summarize
 from roq.coordination.link import parse_address
 from roq.coordination.locate import read_election
@@ -230,7 +231,14 @@ async def uncordon(visit: Writer, host: str) -> Response:
     return await _set_cordoned(visit, host, cordoned=False)
 
 
-# --- health, ZooKeeper ----------------------------------------------------------------------------------------------------
+# --- stores, health, ZooKeeper --------------------------------------------------------------------------------------------
+
+
+@router.get("/v1/stores", responses=gives(list[StoreRow], "The store of each host"))
+async def list_stores(visit: Reader) -> Response:
+    """By host: what its store keeps and how much room it has, or why it does not answer. All are asked, for 6 s at most."""
+    visit.may(gcm.GetCluster())
+    return answer(await visit.source.stores())
 
 
 @router.get("/v1/doctor", responses=gives(ClusterHealth, "What is wrong, and what to do about it"))

@@ -24,6 +24,7 @@ from roq.console.outlet import LostMessages, StreamedMessage
 from roq.console.problem import Problem
 from roq.console.queue_routes import KpiSample, NewPolicy, NewQueue, PolicyView, ProposedPolicy, QueuePage, WhatIfView
 from roq.console.session_routes import PresentedCard, SessionView
+from roq.console.stores import StoreRow
 from roq.console.summary import ClusterSummary
 from roq.console.work_routes import ChosenLetters, EditedLetter, RedrivenLetter, WorkQueuePage
 from roq.runtime.installation import installed_version
@@ -54,7 +55,7 @@ SHAPES = (
         ProducerRow,
     ),
     *(ProposedPolicy, PublishedMessage, QueueDetail, QueueHistory, QueuePage, QueueRow, RedrivenLetter, SessionView, ShownHost),
-    *(ShownTask, ShuffleRow, StreamedMessage, TapeRow, WhatIfView, WorkQueuePage, WorkQueueView, ZooKeeperView),
+    *(ShownTask, ShuffleRow, StoreRow, StreamedMessage, TapeRow, WhatIfView, WorkQueuePage, WorkQueueView, ZooKeeperView),
 )
 DESCRIPTION = (
     "A RoQ cluster over HTTP. Rates are per second, times seconds since 1970, sizes bytes, fractions 0 to 1. Errors are "

@@ -22,6 +22,7 @@ from roq.cli.doctor_cluster import check_cluster
 from roq.cli.finding import Finding
 from roq.client.cluster import Cluster, connect
 from roq.client.overview import MASTER_SECONDS, Overview, read_overview
+from roq.console.stores import StoreRow, read_stores
 from roq.coordination.locate import GcmClient
 from roq.coordination.parts import read_cluster
 from roq.errors import AccessDenied, DeadlineExceeded, RoqError, TemporaryError, Unavailable
@@ -107,6 +108,7 @@ class ConsoleSource:
         self._error: RoqError = Unavailable()
         self._looked = 0.0
         self._view = SharedRead(self._read_view, KEPT_SECONDS)
+        self._stores = SharedRead(self._read_stores, KEPT_SECONDS)
         self._doctor = SharedRead(lambda: check_cluster(self.address), DOCTOR_SECONDS)
         self._access = SharedRead(self._read_access, ACCESS_SECONDS)
 
@@ -118,10 +120,15 @@ class ConsoleSource:
     def has_changed(self) -> None:
         """By us, or as an event tells: the next view shows it."""
         self._view.drop()
+        self._stores.drop()
 
     async def view(self) -> gcm.ClusterView:
         """Raises Unavailable and what the leader raised."""
         return await self.read(self._view.get())
+
+    async def stores(self) -> tuple[StoreRow, ...]:
+        """As each says of itself. Raises as `view`."""
+        return await self._stores.get()
 
     async def findings(self) -> list[Finding]:
         """As `roq doctor` has them of the cluster. It tells what can't be reached, too."""
@@ -174,6 +181,9 @@ class ConsoleSource:
     async def _read_view(self) -> gcm.ClusterView:
         return await read_cluster(self.leader, READ_SECONDS)
 
+    async def _read_stores(self) -> tuple[StoreRow, ...]:
+        return await read_stores((await self.view()).hosts)
+
     async def take_access(self) -> None:
         """Which cards are revoked is known, or was not long ago. While the cluster is away, what was known counts."""
         if self.security is not None and self.outage is None:
@@ -217,7 +227,7 @@ class ConsoleSource:
 
     async def close(self) -> None:
         """Let go."""
-        for shared in (self._view, self._doctor, self._access):
+        for shared in (self._stores, self._view, self._doctor, self._access):
             await shared.close()
         self.masters.close()
         self.leader.close()

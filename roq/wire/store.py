@@ -18,6 +18,7 @@ FRAME_BYTES = 1024 * 1024  # entries that travel in one Add or Entries, unless a
 BLOB_PART_BYTES = 1024 * 1024  # of a blob in one message
 RECOVER_COUNT_MAX = 256  # entries asked for in one Recover
 LIST_COUNT_MAX = 10_000  # items in one part of an inventory
+SEGMENT_MARK = "~"  # behind the log's id in the name of a segment
 
 _position = Struct("<Q").pack
 
@@ -25,6 +26,16 @@ _position = Struct("<Q").pack
 def entry_crc(segment: str, position: int, entry: bytes) -> int:
     """CRC-32 of an entry, its segment and its position: an entry that was mixed up with another one is seen as damaged."""
     return crc32(entry, crc32(_position(position), crc32(segment.encode())))
+
+
+def segment_id(log: str, epoch: int, serial: int) -> str:
+    """Of a segment of this log."""
+    return f"{log}{SEGMENT_MARK}{epoch}.{serial}"
+
+
+def log_of(segment: str) -> str:
+    """Id of the log of this segment."""
+    return segment.rpartition(SEGMENT_MARK)[0] or segment
 
 
 class Refusal(IntEnum):
@@ -292,7 +303,8 @@ class SyncTimes(msgspec.Struct, frozen=True, array_like=True):
 
 class StoreView(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Answer to DescribeStore. disk: its identity; life: of this process, another one after each start. Counters, and the times
-    of the journal's syncs: since its start; blob_bytes: of all blobs. The last three: 0 and None of an older store."""
+    of the journal's syncs: since its start; blob_bytes: of all blobs; logs: of which it has a segment. The last four: 0
+    and None of an older store."""
 
     host: str
     disk: str
@@ -305,6 +317,7 @@ class StoreView(msgspec.Struct, frozen=True, tag=True, array_like=True):
     blobs: int = 0
     blob_bytes: int = 0
     syncs: SyncTimes | None = None
+    logs: int | None = None
 
 
 Request = (

@@ -17,6 +17,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, ViewportSize, exp
 import roq
 import roq.shuffle
 from roq.client.history import past_kpis
+from roq.workqueue.address import queue_address
 from tests.integration.running import RunningCluster
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ SIZE: ViewportSize = {"width": 1200, "height": 800}
 START_SECONDS = 30.0
 PATIENCE_SECONDS = 15.0
 INSTALL_SECONDS = 300.0
-NASTY = '<img src=x onerror="window.hit=1">\'%2e&#?'  # a queue may be named so
+NASTY = '<img src=x onerror="window.hit=1">\'%2e&#?'  # a queue may be named so, and a work queue
 ORDERS, INVOICES, PARCELS, GROUP, TRIPS = "orders", "invoices", "parcels", "billing", "trips"
 PARCELS_DEAD = (
     ("windows", b"a\r\nb"),
@@ -98,6 +99,10 @@ async def fill(address: str) -> None:
         for number, task in enumerate(await work.lease(seconds=60, count=SLOW_LETTERS + WRONG_LETTERS, wait_seconds=10)):
             await task.reject((SLOW if number < SLOW_LETTERS else WRONG).format(30 + number))
         await work.put(b"a task that waits")
+    async with roq.open_queue(queue_address(address, NASTY)) as work:
+        await work.put(NASTY.encode())
+        (task,) = await work.lease(seconds=60, wait_seconds=10)
+        await task.reject(NASTY)
     async with roq.open_queue(f"roq://{address}/{PARCELS}") as work:
         for error, payload in PARCELS_DEAD:
             await work.put(payload)

@@ -66,7 +66,7 @@ PAGES = [
     Shown("hosts", "Hosts", "host-1", "hosts"),
     Shown("hosts/host-1", "host-1", "running", "host"),
     Shown("hosts/host-1/store", "store", "Log", "log"),
-    Shown("health", "Stores and copies", "ZooKeeper", "health"),
+    Shown("health", "Stores and copies", "Free on disk", "health"),
     Shown("shuffles", "Shuffles", TRIPS, "shuffles"),
     Shown(f"shuffles/{TRIPS}", TRIPS, "Holders", "shuffle"),
     Shown("zookeeper", "ZooKeeper", "Leading GCM", "zookeeper"),
@@ -121,6 +121,16 @@ def test_a_page_opens_and_everybody_can_use_it(watched: Watched, tmp_path: Path,
     page.emulate_media(color_scheme="light")
     page.mouse.move(0, 0)
     picture(page, shown.picture, tmp_path)
+
+
+def test_stores_are_shown_before_what_the_doctor_finds(watched: Watched) -> None:
+    page = watched.visit("health", "Stores and copies")
+    rows = page.get_by_role("table", name="Stores").get_by_role("row").filter(has_text="answers")
+    expect(rows.get_by_role("rowheader")).to_have_text(["host-1", "host-2", "host-3"])
+    expect(rows.first.get_by_role("cell").nth(1)).to_contain_text("iB")  # of its disk
+    expect(page.get_by_role("table", name="Findings")).to_contain_text("ZooKeeper")
+    expect(page.locator("main h2")).to_have_text(["Stores", "Findings"])
+    assert watched.violations() == []
 
 
 def picture(page: Page, name: str, folder: Path) -> None:
@@ -207,6 +217,14 @@ def test_a_name_is_shown_as_it_is_wherever_it_stands(watched: Watched) -> None:
         expect(page.get_by_role("navigation", name="About this queue").locator("[aria-current]")).to_have_text(part)
         expect(page.locator("#page")).to_have_attribute("aria-busy", "false")
         expect(page.get_by_role("alert").filter(has_text=re.compile(r"\S"))).to_have_count(0)
+    assert page.locator("#page img, #page script").count() == 0
+    watched.visit("work-queues", "Work queues")
+    page.get_by_role("link", name=NASTY, exact=True).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(NASTY)
+    page.get_by_role("link", name="Dead letters: 1").click()
+    page.get_by_role("button", name=re.compile("^Look at")).click()
+    expect(page.get_by_label("Payload")).to_have_value(NASTY)
+    expect(page.locator("#page")).to_contain_text(NASTY)  # its error
     assert page.locator("#page img, #page script").count() == 0
 
 
@@ -403,6 +421,10 @@ def test_a_host_that_is_lost_while_somebody_looks(watched: Watched, scene: Scene
     expect(row).to_contain_text("alive")
     scene.running.call(scene.running.local.lose_host("host-3"))
     expect(row).to_contain_text("away")
+    page.get_by_role("link", name="Stores and copies").click()
+    store = page.get_by_role("table", name="Stores").get_by_role("row").filter(has_text="host-3")
+    expect(store).to_contain_text("does not answer")
+    expect(store).to_contain_text("its host is away")
     page.get_by_role("link", name="Overview").click()
     expect(page.get_by_label("The cluster in numbers")).to_contain_text("2 of 3")
     expect(page.get_by_role("region", name="What needs somebody")).to_contain_text("host-3")

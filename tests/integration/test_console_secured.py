@@ -83,7 +83,8 @@ async def test_a_card_lets_its_holder_do_what_its_rights_say(secured: Cluster, s
         found = await clerk.get("/v1/queues")
         assert [row["queue"] for row in found["rows"]] == ["orders"]
         assert (await clerk.get("/v1/queues/orders"))["summary"]["queue"] == "orders"
-        for path in ("/v1/queues/other", "/v1/overview", "/v1/events", "/v1/hosts", "/v1/hosts/host-1", "/v1/doctor"):
+        hosts = ("/v1/hosts", "/v1/hosts/host-1", "/v1/stores", "/v1/doctor")
+        for path in ("/v1/queues/other", "/v1/overview", "/v1/events", *hosts):
             refused = await clerk.get(path, 403)
             assert refused["title"] == "AccessDenied"
             assert "clerk" in refused["detail"]
@@ -116,6 +117,7 @@ async def test_an_edited_letter_needs_the_right_to_put_and_history_the_right_to_
     grants = (Grant(Right.ADMIN, "jobs"), Grant(Right.DESCRIBE, "*"))
     async with program(served) as purger:
         await purger.sign_in(card_of(secured, "purger", *grants))
+        assert all(row["answers"] for row in await purger.get("/v1/stores"))
         [pattern] = (await purger.get("/v1/work-queues/jobs/dead"))["patterns"]
         place = f"/v1/work-queues/jobs/dead/{pattern['ids'][0]}/redrive"
         assert "`put`" in (await purger.post(place, {"payload": {"text": "new"}}, 403))["detail"]

@@ -196,7 +196,7 @@ def _undecided(recovery: SegmentRecovery, position: int, unsure: tuple[str, ...]
 
 async def announce(log_id: str, stores: Stores, meta: LogMeta, epoch: int, write_quorum: int) -> tuple[str, tuple[str, ...]]:
     """Id and nodes of the epoch's next segment. Raises LogFenced, NoHosts, LogUnavailable."""
-    segment = f"{log_id}~{epoch}.{meta.serial}"  # never used twice
+    segment = wire.segment_id(log_id, epoch, meta.serial)  # never used twice
     hosts, wanted = candidates(segment, stores.directory), max(meta.write_quorum, write_quorum)
     nodes = await open_nodes(stores, segment, epoch, hosts, wanted, meta.ack_quorum)
     if len(nodes) < wanted:

@@ -26,7 +26,7 @@ from zlib import crc32
 import msgspec
 
 from roq.log.store.journal import Damage, JournalBatch
-from roq.wire.store import entry_crc
+from roq.wire.store import entry_crc, log_of
 
 SPAN_MAX = 1 << 24  # positions between the first and the last entry of one segment: a wild position must not eat the memory
 ABSENT = 0
@@ -237,6 +237,10 @@ class SegmentIndex:
     def live_bytes(self) -> int:
         """Bytes of all live entries."""
         return sum(sum(segment.bytes_in.values()) for segment in self.segments.values())
+
+    def logs(self) -> int:
+        """How many logs have a segment here."""
+        return len({log_of(name) for name in self.segments})
 
     def damage_recorded(self, number: int, offset: int) -> None:
         """A DAMAGE record is durable."""

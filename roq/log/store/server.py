@@ -455,6 +455,7 @@ class StoreServer:
             self.blobs.count,
             self.blobs.bytes,
             wire.SyncTimes(syncs.bounds, tuple(syncs.counts), syncs.sum),
+            self.storage.index.logs(),
         )
 
     async def close(self) -> None:

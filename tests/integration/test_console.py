@@ -135,7 +135,7 @@ async def test_a_policy_is_changed_and_hosts_are_cordoned(
     await asked.post(f"/v1/hosts/{host}/uncordon", status=204)
     await asked.post("/v1/hosts/none/cordon", status=404)
     failed = ("anybody", "SetPolicy", "InvalidPolicy"), ("anybody", "DrainHost", "HostNotFound")
-    await served.has_audited(("anybody", "SetPolicy", ""), *failed)
+    await served.has_audited(("anybody", "SetPolicy", ""), ("anybody", "DrainHost", ""), *failed)
 
 
 # --- the desk for dead letters ----------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ async def test_dead_letters_are_told_apart_by_their_cause_edited_and_redriven(
         ready = await asked.get(f"/v1/work-queues/{name}/tasks", params={"state": "ready"})
         assert sorted(one["payload"]["text"] for one in ready) == [f'{{"order": {number}}}' for number in range(2, 6)]
         edits = ("anybody", "EditDeadLetter", ""), ("anybody", "EditDeadLetter", "TaskNotFound")
-        await served.has_audited(("anybody", "RequeueDeadLetters", ""), *edits)
+        await served.has_audited(("anybody", "RequeueDeadLetters", ""), ("anybody", "RemoveDeadLetters", ""), *edits)
     finally:
         await client.remove_work_queue(name)
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.test_console_browser import PAGES
+
 ROOT = Path(__file__).parents[2]
 STATIC = ROOT / "roq" / "console" / "static"
 FILES = sorted(path for path in STATIC.rglob("*") if path.is_file())
@@ -60,6 +62,20 @@ def test_every_file_is_reached_from_the_first_one() -> None:
             reached.add(path)
             waiting += [path.parent / name for name in IMPORT.findall(path.read_text())] if path.suffix == ".js" else []
     assert sorted(reached) == [path.resolve() for path in FILES]
+
+
+def test_every_page_is_looked_at_in_a_browser() -> None:
+    """The tests visit an address of each route; signing in has its own (test_console_sign_in.py)."""
+    table = re.search(r"const ROUTES = \[\n(.*?)\n\];", (STATIC / "app.js").read_text(), re.DOTALL)
+    assert table is not None
+    routes = re.findall(r'\["([^"]*)", \w+\]', table[1])
+    assert len(routes) == len(table[1].splitlines())
+    visited = [next((route for route in routes if _leads(route, page.path)), None) for page in PAGES]
+    assert set(routes) - set(visited) == {"sign-in"}
+
+
+def _leads(route: str, path: str) -> bool:
+    return re.fullmatch(re.sub(r":\w+", "[^/]+", route), path) is not None
 
 
 def test_every_file_is_in_the_package() -> None:

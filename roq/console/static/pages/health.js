@@ -7,6 +7,7 @@ import * as show from "../format.js";
 import { anchor, head, note, panel, state, table, trouble } from "../parts.js";
 
 const WORDS = { good: ["good", "good"], warning: ["warning", "warn"], wrong: ["wrong", "bad"] };
+const NO_STORES = "None yet: they start with the first queue that needs them.";
 const RANK = { wrong: 0, warning: 1, good: 2 };
 
 export const health = {
@@ -42,7 +43,7 @@ function keptBy(stores, page) {
         "Stores",
         { about: rows ? `${rows.length - silent} of ${rows.length} answer` : null },
         wrong ? body(trouble(wrong)) : null,
-        rows ? table("Stores", STORES, rows, { key: (row) => row.host, empty: "None: roq-hcm starts one." }) : null,
+        rows ? table("Stores", STORES, rows, { key: (row) => row.host, empty: NO_STORES }) : null,
         wrong || rows ? null : loading(),
     );
 }

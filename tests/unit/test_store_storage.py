@@ -16,7 +16,7 @@ from roq.log.store.journal import BATCH_HEADER_BYTES, path_of
 from roq.log.store.storage import COPY_EPOCH, SegmentStorage
 from roq.log.store.upkeep import Compaction
 from roq.tools.simulation.disks import SimulatedDisk
-from roq.wire.store import Add, Found, Refusal, entry_crc
+from roq.wire.store import Add, Found, Refusal, entry_crc, segment_id
 
 HERE = Path("/journal")
 FILE_BYTES = 64 * 1024
@@ -485,3 +485,10 @@ def test_a_batch_torn_at_any_byte_is_never_believed_and_takes_nothing_with_it() 
             assert after.found(1) == [ENTRY], (offset, cut)
             assert after.found(2) == [UNKNOWN if after.storage.damaged else NO_SUCH]
             assert not after.storage.damaged or cut > BATCH_HEADER_BYTES, (offset, cut)
+
+
+def test_logs_are_counted_by_the_names_of_their_segments() -> None:
+    bench = Bench()
+    for segment in (segment_id("orders", 1, 1), segment_id("orders", 2, 2), segment_id("a~b", 1, 1)):
+        bench.storage.index.segment(segment)
+    assert bench.storage.index.logs() == 2

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The tests in tiers, once .venv is there:  tools/test.sh quick | rest | all
-#   quick  checks, unit and model tests, and of simulations, integration, Spark and failure tests those marked `quick`
+#   quick  checks, unit and model tests but long searches, and of simulations, integration, Spark and failure tests those marked `quick`
 #   rest   what quick leaves out; interop tests (other people's programs) too
 #   all    both, every test once
 # How many run at a time: tools/pytest.sh. Each section of tests tells its ten slowest, each section
@@ -30,8 +30,12 @@ section() {
 
 if [ "$tier" != rest ]; then
     section "checks" tools/check.sh
-    section "unit and model tests" tools/pytest.sh unit
 fi
+case "$tier" in
+quick) section "unit and model tests" tools/pytest.sh unit -m "not long" ;;
+rest) section "long searches of models" tools/pytest.sh unit -m long ;;
+all) section "unit and model tests" tools/pytest.sh unit ;;
+esac
 section "${which}simulated clusters" tools/pytest.sh simulation "${chosen[@]}"
 section "${which}integration tests" tools/pytest.sh integration "${chosen[@]}"
 section "${which}Spark tests" tools/pytest.sh spark "${chosen[@]}"

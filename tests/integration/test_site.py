@@ -17,6 +17,7 @@ import roq
 from roq import errors
 from tests.harness.documented import ROOT
 
+NO_QUICK_TEST = "the whole documentation is built, which takes half a minute; `make docs` does that alone"
 pytestmark = pytest.mark.timeout(180)
 ID = re.compile(r'\s(?:id|name)="([^"]+)"')
 LINK = re.compile(r'<a\s[^>]*?href="([^"]+)"')
@@ -41,7 +42,6 @@ def pages(site: Path) -> dict[str, str]:
     return {path.relative_to(site).as_posix(): path.read_text() for path in site.rglob("*.html")}
 
 
-@pytest.mark.quick
 def test_every_link_leads_to_a_page_and_a_place_of_it(site: Path, pages: dict[str, str]) -> None:
     places = {name: set(map(html.unescape, ID.findall(text))) for name, text in pages.items()}
     dead = set()
@@ -57,14 +57,12 @@ def test_every_link_leads_to_a_page_and_a_place_of_it(site: Path, pages: dict[st
     assert sorted(dead) == []
 
 
-@pytest.mark.quick
 def test_no_page_loads_anything_from_elsewhere(site: Path, pages: dict[str, str]) -> None:
     styles = {path.name: path.read_text() for path in site.rglob("*.css")}
     loaded = {(name, url) for name, text in {**pages, **styles}.items() for found in LOADED.findall(text) for url in found}
     assert sorted((name, url) for name, url in loaded if url.startswith((*ELSEWHERE, "//"))) == []
 
 
-@pytest.mark.quick
 def test_everything_public_is_in_the_reference(pages: dict[str, str]) -> None:
     reference = {place for name, text in pages.items() if name.startswith("docs/reference/") for place in ID.findall(text)}
     names = [

@@ -12,6 +12,7 @@ import pytest
 
 from roq.pubsub.order import OrderSafeguards
 from roq.pubsub.path import PathSafeguards
+from tests.harness.tiers import but_long
 from tests.model.search import Found, search
 from tests.model.state import Config, Rules
 from tests.model.test_tapes import HARMFUL as HARMFUL_FOR_TAPES
@@ -89,7 +90,13 @@ def show(name: str, found: Found) -> str:
     return "\n    ".join((f"{name}: {found.states} states, {found.ends} ends, {found.depth} steps deep", *found.trail))
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+LONG = (
+    *("on to a third", "there and back", "the publisher closes"),
+    *("the Monitor thinks again", "it has not met the publisher before"),
+)
+
+
+@pytest.mark.parametrize("name", but_long(HEALTHY, *LONG))
 def test_every_interleaving_keeps_the_promises(name: str) -> None:
     found = search(HEALTHY[name])
     log.info(show(name, found))

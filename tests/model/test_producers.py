@@ -11,6 +11,7 @@ import re
 
 import pytest
 
+from tests.harness.tiers import but_long
 from tests.model.producers import ProducersConfig, ProducersModel
 from tests.model.search import Found, explore
 from tests.model.tapes import TapesConfig, TapesModel
@@ -51,7 +52,7 @@ def show(name: str, found: Found) -> str:
     return "\n    ".join((f"{name}: {found.states} states, {found.ends} ends, {found.depth} steps deep", *found.trail))
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("name", but_long(HEALTHY, "an Exchange dies in a move", "three lives"))
 def test_each_message_is_stored_once_over_all_lives(name: str) -> None:
     found = explore(ProducersModel(HEALTHY[name]))
     log.info(show(name, found))

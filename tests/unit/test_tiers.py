@@ -2,7 +2,8 @@
 
 A kind is the first word of a file's name: test_cli.py and test_cli_task.py are of one kind. `@pytest.mark.quick` is on a test,
 `quick_first` (tests/harness/tiers.py) on one case of a matrix. A file of a kind without any says why in a line that begins with
-NO_QUICK_TEST. Unit and model tests all run in `make test`; interop tests, which make environments of their own, never do.
+NO_QUICK_TEST. Unit and model tests run in `make test`, but for long searches of models (`but_long`); interop tests, which make
+environments of their own, never do.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def test_a_buffer_that_is_gone_has_lost_its_attempts(make: Make, monkeypatch: py
     followers = make()
     writer = followers.writer("a", 0)
     followers.stop("a")
-    with pytest.raises(AttemptLost, match="no use"):
+    with pytest.raises(AttemptLost, match="is lost"):
         writer.finish()
 
 

@@ -33,7 +33,7 @@ async def reaches(session: Session, state: SessionState, seconds: float) -> None
 async def test_a_killed_zookeeper_comes_back_on_the_same_port_and_data(kind: type[LocalZooKeeper], tmp_path: Path) -> None:
     server = kind()
     await server.start(tmp_path / "data")
-    session = await Session.connect(server.connect_string, 4.0)  # it has to come back within that time of the start
+    session = await Session.connect(server.connect_string, 8.0)  # it has to come back within that time of the start
     try:
         await session.ensure_path("n")
         mine = await session.create_ephemeral("e", b"mine")
@@ -49,7 +49,7 @@ async def test_a_killed_zookeeper_comes_back_on_the_same_port_and_data(kind: typ
         await reaches(session, SessionState.SUSPENDED, 2)
         with pytest.raises(ZooKeeperUnavailable):
             await session.get("n")
-        await reaches(session, SessionState.LOST, 6)  # nobody else could tell us
+        await reaches(session, SessionState.LOST, 12)  # nobody else could tell us
         await server.stop()
         port = server.port
         await server.start(tmp_path / "data", port=port)

@@ -335,13 +335,13 @@ class DockerCluster(TestedCluster):
 
     async def _signal(self, name: str, process: str, signal: str) -> int:
         if process in (HCM, GCM, FORK_SERVER):  # an HCM that hangs need not be asked
-            pids = [pid for pid, program in (await self._programs(name)).items() if program == process]
+            there = [(program, pid) for pid, program in (await self._programs(name)).items()]
         else:
-            pids = [found.pid for found in await self.processes(name) if found.name == process]
-        for pid in pids[:1]:
+            there = [(found.name, found.pid) for found in await self.processes(name)]
+        for pid in [pid for found, pid in there if found == process][:1]:
             await self.run(name, f"kill -{signal} {pid}")
             return pid
-        raise ProcessFailed(f"no process {process} on {name}")
+        raise ProcessFailed(f"no process {process} on {name}, but {there}")
 
     # --- network --------------------------------------------------------------------------------------------------------
 

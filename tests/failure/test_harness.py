@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -138,6 +139,27 @@ async def test_a_rejecting_partition_breaks_what_is_connected(machines: DockerCl
     with pytest.raises(ConnectionResetError):
         await asyncio.wait_for(reader.read(), 10)
     writer.close()
+
+
+async def test_what_a_script_prints_comes_whole_to_a_busy_program(machines: DockerCluster) -> None:
+    over = threading.Event()
+
+    def compute() -> None:
+        while not over.is_set():
+            pass
+
+    busy = [threading.Thread(target=compute) for _ in range(4)]
+    for thread in busy:
+        thread.start()
+    try:
+        told = await asyncio.gather(*(machines.run("host-1", "echo out; echo error >&2") for _ in range(40)))
+    finally:
+        over.set()
+        for thread in busy:
+            thread.join()
+    assert [sorted(one.split()) for one in told] == [["error", "out"]] * 40
+    with pytest.raises(ProcessFailed, match="exit code 3: told"):
+        await machines.run("host-1", "echo told; exit 3")
 
 
 async def test_a_daemon_gets_its_environment_once(machines: DockerCluster) -> None:

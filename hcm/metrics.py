@@ -29,7 +29,7 @@ from roq.coordination import paths
 from roq.coordination.session import Session, SessionState
 from roq.errors import RoqError
 from roq.runtime.installation import brought_by, installed_version
-from roq.runtime.rpc import RpcPool
+from roq.runtime.rpc import RpcPool, answered_within
 from roq.runtime.scraping import Answer, ReadOnce, json_answer, metrics_answer, serving
 from roq.wire import process as process_wire
 from roq.wire import store as store_wire
@@ -254,7 +254,7 @@ class HostReader:
             if process.kind in (ProcessKind.EXCHANGE, ProcessKind.STORE)
         }
         using = asyncio.to_thread(lambda: [process_usage(pid) for pid in (os.getpid(), *(one.pid for one in processes))])
-        (own, *usages), leads, _ = await asyncio.gather(using, self._leads(), self._answered(asked.values()))
+        (own, *usages), leads, _ = await asyncio.gather(using, self._leads(), answered_within(LOOK_SECONDS, asked.values()))
         found = {name: one.result() for name, one in asked.items() if not one.cancelled()}
         told = {name: one for name, one in found.items() if isinstance(one, process_wire.Pong) and one.name == name}
         stores = [one for one in found.values() if isinstance(one, store_wire.StoreView)]
@@ -271,15 +271,6 @@ class HostReader:
             session=CONNECTING if session is None else str(session.state),
             leads=leads,
         )
-
-    async def _answered(self, asked: Iterable[asyncio.Task[ToldTotals | None]]) -> None:
-        if tasks := set(asked):
-            try:
-                await asyncio.wait(tasks, timeout=LOOK_SECONDS)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
 
     async def _ask(self, process: RunningProcess) -> ToldTotals | None:
         async with self._gate:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from roq.errors import RoqError
-from roq.runtime.rpc import OnDisconnect, RpcClient
+from roq.runtime.rpc import OnDisconnect, RpcClient, answered_within
 from roq.wire import store
 from roq.wire.assignment import ProcessKind, ProcessState
 from roq.wire.gcm import HostInfo
@@ -68,13 +68,7 @@ async def read_stores(hosts: Iterable[HostInfo]) -> tuple[StoreRow, ...]:
     gate = asyncio.Semaphore(ASKED_AT_ONCE)
     places = [place for place in map(store_place, hosts) if place is not None]
     asked = [asyncio.create_task(_ask(place, gate)) for place in places]
-    if asked:
-        try:
-            await asyncio.wait(asked, timeout=LOOK_SECONDS)
-        finally:
-            for task in asked:
-                task.cancel()
-            await asyncio.wait(asked)
+    await answered_within(LOOK_SECONDS, asked)
     return tuple(
         StoreRow(place.host, answers=False, problem=NOT_ASKED) if task.cancelled() else task.result()
         for place, task in zip(places, asked, strict=True)

@@ -42,6 +42,17 @@ IDLE_SECONDS = 60.0  # a pooled client that was not used for so long is closed
 IDLE_LOOK_SECONDS = 10.0  # between two looks which are idle
 
 
+async def answered_within(seconds: float, asked: Collection[asyncio.Task[Any]]) -> None:
+    """Waits for all of these, so long at most; what has not answered by then is cancelled, and has ended on return."""
+    if asked:
+        try:
+            await asyncio.wait(asked, timeout=seconds)
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.wait(asked)
+
+
 def members_only_for(card: Card, request: object) -> None:
     """Requests between processes of the cluster. Raises AccessDenied."""
     members_only(card)

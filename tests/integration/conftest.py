@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser
 
 import roq
 from roq.coordination.session import Session
 from roq.tools.local.zookeeper import LocalZooKeeper
+from tests.integration.console_rig import Program, RunningConsole, console, program
+from tests.integration.console_scene import Scene, started_browser
 from tests.integration.coordinator_rig import RunningCoordinator
 from tests.integration.faults import Wire, expire
 from tests.integration.log_servers import SERVERS, LogServer
@@ -143,3 +146,39 @@ def faces(request: pytest.FixtureRequest, work_address: str) -> Iterator[Faces]:
 def work_queue(faces: Faces) -> Any:
     """That work queue, opened once."""
     return faces.open()
+
+
+@pytest.fixture(scope="module")
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    """A cluster of three hosts of its own, with sessions that end soon."""
+    running = RunningCluster(tmp_path_factory.mktemp("mortal"), zookeeper=None, gcms=1, hosts=3, session_seconds=2.0)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+async def asked(served: RunningConsole) -> AsyncIterator[Program]:
+    """A program that has signed in at the console that a file of tests serves."""
+    async with program(served) as made:
+        await made.sign_in()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with started_browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """A cluster with something of everything, and traffic."""
+    with Scene(tmp_path_factory.mktemp("scene")) as scene:
+        yield scene
+
+
+@pytest.fixture(scope="module")
+def writable(scene: Scene) -> Iterator[str]:
+    """Where a console serves that may change things."""
+    with console(scene.address, "--writable") as running:
+        yield running.url

@@ -34,13 +34,6 @@ def served(cluster: RunningCluster) -> Iterator[RunningConsole]:
         yield running
 
 
-@pytest.fixture
-async def asked(served: RunningConsole) -> AsyncIterator[Program]:
-    async with program(served) as made:
-        await made.sign_in()
-        yield made
-
-
 def odd_name() -> str:
     return ODD.replace("/", "") + uuid.uuid4().hex[:8]
 

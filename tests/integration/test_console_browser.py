@@ -33,7 +33,6 @@ from tests.integration.console_scene import (
     WRONG_LETTERS,
     Scene,
     Watched,
-    started_browser,
 )
 
 pytestmark = pytest.mark.timeout(180)
@@ -74,25 +73,6 @@ PAGES = [
     Shown("events", "Events", "watching", "events"),
     Shown("nowhere", "No such page", "The menu leads", "nowhere"),
 ]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with started_browser() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with Scene(tmp_path_factory.mktemp("scene")) as scene:
-        yield scene
-
-
-@pytest.fixture(scope="module")
-def writable(scene: Scene) -> Iterator[str]:
-    """A console that may change things."""
-    with console(scene.address, "--writable") as running:
-        yield running.url
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 from urllib.parse import urlencode
 
@@ -27,13 +27,6 @@ AT_ONCE_SECONDS = 20.0  # the next look by the clock is a minute away
 def served(cluster: RunningCluster) -> Iterator[RunningConsole]:
     with console(cluster.zookeeper, "--writable") as running:
         yield running
-
-
-@pytest.fixture
-async def asked(served: RunningConsole) -> AsyncIterator[Program]:
-    async with program(served) as made:
-        await made.sign_in()
-        yield made
 
 
 def followed(*resources: str, every: float) -> str:

@@ -5,39 +5,17 @@ Not covered: what the streams tell (test_console_follow.py), a cluster that goes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from roq import blocking
 from roq.ids import new_token
 from tests.harness.tiers import quick_first
-from tests.integration.console_rig import console
-from tests.integration.console_scene import INVOICES, ORDERS, PARCELS, Scene, Watched, started_browser
+from tests.integration.console_scene import INVOICES, ORDERS, PARCELS, Scene, Watched
 
 pytestmark = pytest.mark.timeout(180)
 IDLE_SECONDS = 5  # more than between two looks of the console
 FOLLOWING = ["queues", f"queues/{ORDERS}", f"queues/{ORDERS}/records", f"work-queues/{INVOICES}", "hosts/host-1", "health"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with started_browser() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with Scene(tmp_path_factory.mktemp("scene")) as scene:
-        yield scene
-
-
-@pytest.fixture(scope="module")
-def writable(scene: Scene) -> Iterator[str]:
-    """A console that may change things."""
-    with console(scene.address, "--writable") as running:
-        yield running.url
 
 
 def test_what_happens_elsewhere_is_on_the_page_at_once(browser: Browser, writable: str, scene: Scene) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,23 +16,9 @@ pytestmark = pytest.mark.timeout(150)  # sessions have to end, and records to co
 
 
 @pytest.fixture(scope="module")
-def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
-    running = RunningCluster(tmp_path_factory.mktemp("mortal"), zookeeper=None, gcms=1, hosts=3, session_seconds=2.0)
-    yield running
-    running.stop()
-
-
-@pytest.fixture(scope="module")
 def served(mortal: RunningCluster) -> Iterator[RunningConsole]:
     with console(mortal.zookeeper, "--writable") as running:
         yield running
-
-
-@pytest.fixture
-async def asked(served: RunningConsole) -> AsyncIterator[Program]:
-    async with program(served) as made:
-        await made.sign_in()
-        yield made
 
 
 async def test_another_policy_is_replayed_over_what_was_kept(asked: Program, mortal: RunningCluster) -> None:

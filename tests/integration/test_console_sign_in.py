@@ -13,7 +13,7 @@ from roq.runtime.security import write_secret
 from roq.tools.authority import Authority
 from roq.wire.card import CardRole, Grant, Right
 from tests.integration.console_rig import console
-from tests.integration.console_scene import Watched, started_browser
+from tests.integration.console_scene import Watched
 from tests.integration.running import RunningCluster
 
 pytestmark = pytest.mark.timeout(180)
@@ -38,12 +38,6 @@ def address(secured: RunningCluster) -> Iterator[str]:
     """Of a console that may change things, with a card of its own."""
     with console(secured.zookeeper, "--writable", ROQ_CARD=str(secured.local.card)) as running:
         yield running.url
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with started_browser() as browser:
-        yield browser
 
 
 def card(secured: RunningCluster, folder: Path, name: str, *grants: Grant) -> Path:

@@ -6,28 +6,23 @@ Not covered: who may ask (test_console_secured.py), the page (test_console_brows
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import roq
 from roq.console.stores import LOOK_SECONDS
-from tests.integration.console_rig import Program, RunningConsole, console, next_of, program
+from tests.integration.console_rig import Program, RunningConsole, console, next_of
 from tests.integration.running import RunningCluster
 
 pytestmark = pytest.mark.timeout(150)  # a session has to end
 HOSTS = ["host-1", "host-2", "host-3"]
-
-
-@pytest.fixture(scope="module")
-def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
-    running = RunningCluster(tmp_path_factory.mktemp("stores"), zookeeper=None, gcms=1, hosts=3, session_seconds=2.0)
-    yield running
-    running.stop()
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +31,18 @@ def served(mortal: RunningCluster) -> Iterator[RunningConsole]:
         yield running
 
 
-@pytest.fixture
-async def asked(served: RunningConsole) -> AsyncIterator[Program]:
-    async with program(served) as made:
-        await made.sign_in()
-        yield made
+async def recorded(asked: Program, mortal: RunningCluster) -> tuple[str, list[Any]]:
+    """A recorded queue, and what the stores say once all of them run: the first that needs them begins them."""
+    name = f"kept-{uuid.uuid4().hex[:8]}"
+    async with roq.connect(mortal.zookeeper) as client:
+        await client.create_queue(name, record=roq.Record(), replication=2)
+    return name, await asked.until("/v1/stores", lambda rows: [row["answers"] for row in rows] == [True] * 3)
 
 
 async def test_every_store_says_how_much_it_keeps(asked: Program, mortal: RunningCluster) -> None:
-    assert await asked.get("/v1/stores") == []  # they begin with the first that needs them
-    name, blob = f"kept-{uuid.uuid4().hex[:8]}", 1_000_000
-    async with roq.connect(mortal.zookeeper) as client:
-        await client.create_queue(name, record=roq.Record(), replication=2)
-    before = await asked.until("/v1/stores", lambda rows: [row["answers"] for row in rows] == [True] * 3)
+    assert await asked.get("/v1/stores") == []
+    name, before = await recorded(asked, mortal)
+    blob = 1_000_000
     async with roq.open_queue(f"roq://{mortal.zookeeper}/{name}", write_quorum=3, ack_quorum=3) as tasks:
         await tasks.put(b"x")
         await tasks.put(b"y" * blob)
@@ -62,24 +56,28 @@ async def test_every_store_says_how_much_it_keeps(asked: Program, mortal: Runnin
     assert [row["host"] for row in after] == HOSTS
 
 
-async def test_a_store_that_hangs_is_a_row_that_says_so_in_time(asked: Program) -> None:
+async def test_a_store_that_hangs_is_a_row_that_says_so_in_time(asked: Program, mortal: RunningCluster) -> None:
+    await recorded(asked, mortal)
     processes = (await asked.get("/v1/hosts/host-2"))["processes"]
     [pid] = [one["pid"] for one in processes if one["kind"] == "store"]
+    await asyncio.sleep(1.1)  # nothing that was read before is given any more
     os.kill(pid, signal.SIGSTOP)
     try:
-        await asyncio.sleep(1.1)  # nothing that was read before is given any more
         begun = time.monotonic()
         rows = await asked.get("/v1/stores")
         assert time.monotonic() - begun < LOOK_SECONDS
         assert [row["answers"] for row in rows] == [True, False, True]
-        assert "no answer to DescribeStore" in rows[1]["problem"]
+        # its HCM ends what hangs for three seconds: on a busy machine that may be before the answer is missed
+        assert rows[1]["problem"].startswith(("no answer to DescribeStore", "no connection to"))
         assert (rows[1]["disk_free_bytes"], rows[1]["logs"]) == (None, None)
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
     await asked.until("/v1/stores", lambda rows: all(row["answers"] for row in rows))
 
 
 async def test_the_store_of_a_stopped_host_does_not_answer(asked: Program, mortal: RunningCluster) -> None:
+    await recorded(asked, mortal)
     async with asked.events("/v1/follow?of=/v1/stores&every=60") as followed:
         await next_of(followed, "answer", lambda data: data["status"] == 200)
         await asyncio.to_thread(mortal.call, mortal.local.stop_host("host-3"))

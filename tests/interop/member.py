@@ -3,6 +3,8 @@
 publish    numbers from standard input, one a line; "flush" and "close" wait for the Exchange. Says what was done.
 subscribe  says "ready", then a line per message: its number and its headers as JSON
 work       puts the numbers given, leases and acks them, says them in order
+put        tasks from standard input, one a line; says each that is kept
+take       leases and acks until it is interrupted; says each task that is acked
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import json
 import sys
 
 import roq
+from roq.errors import TemporaryError
 
 OPEN_SECONDS = 5.0  # 0.1 does not know the error, and tries again for so long
 
@@ -67,11 +70,39 @@ async def work(address: str, numbers: list[str]) -> None:
         say(*done)
 
 
+async def put(address: str) -> None:
+    loop = asyncio.get_running_loop()
+    async with roq.open_queue(address) as queue:
+        say("ready")
+        while payload := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
+            while True:
+                try:
+                    await queue.put(payload.encode())
+                    break
+                except TemporaryError:
+                    continue  # it may be there twice
+            say(payload)
+    say("closed")
+
+
+async def take(address: str) -> None:
+    async with roq.open_queue(address) as queue:
+        say("ready")
+        while True:
+            try:
+                for task in await queue.lease(count=10, wait_seconds=10):
+                    await task.ack()
+                    say(task.payload.decode())
+            except roq.RoqError:
+                continue  # what was not acked comes again
+
+
 async def main() -> None:
     verb, address, queue, *more = sys.argv[1:]
     try:
-        if verb == "work":
-            await work(f"roq://{address}/{queue}", more)
+        if verb in ("work", "put", "take"):
+            tasks = f"roq://{address}/{queue}"
+            await (work(tasks, more) if verb == "work" else {"put": put, "take": take}[verb](tasks))
             return
         async with roq.connect(address) as cluster:
             await {"publish": publish, "subscribe": subscribe}[verb](cluster, queue)

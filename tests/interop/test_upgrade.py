@@ -1,8 +1,8 @@
 """A cluster of version 0.1 becomes one of this version, daemon by daemon, under load, and goes back.
 
-Messages go from members of either version to members of either; a work queue's tasks lie there all the time. Nothing is lost,
-repeated or out of order. Not covered: what only this version has (recorded queues, groups, cards), which has to be
-removed before going back.
+Messages go from members of either version to members of either, and so do tasks; other tasks lie there all the time. No
+message is lost, repeated or out of order, and every task is done. Not covered: what only this version has (recorded queues,
+groups, cards), which has to be removed before going back.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import contextlib
 import json
 import re
 import secrets
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -157,21 +158,21 @@ async def rolling(installed: dict[str, Environment], tmp_path: Path) -> AsyncIte
 
 
 class Load:
-    """Publishers of both versions, one message after the other, until told to end."""
+    """Members that send, one message or task after the other, until told to end. then: what each is told after each."""
 
-    def __init__(self, publishers: list[Process]) -> None:
-        self._publishers = publishers
-        self.sent = [0] * len(publishers)
+    def __init__(self, senders: list[Process], *then: str) -> None:
+        self._senders, self._then = senders, then
+        self.sent = [0] * len(senders)
         self._over = False
-        self._tasks = [asyncio.create_task(self._publish(number)) for number in range(len(publishers))]
+        self._tasks = [asyncio.create_task(self._send(number)) for number in range(len(senders))]
 
-    async def _publish(self, number: int) -> None:
+    async def _send(self, number: int) -> None:
         while not self._over:
-            await self._publishers[number].done(f"{number}-{self.sent[number]}", "flush")
+            await self._senders[number].done(f"{number}-{self.sent[number]}", *self._then)
             self.sent[number] += 1
 
     async def goes_on(self) -> None:
-        """Return when each has published some more."""
+        """Return when each has sent some more."""
         wanted = [sent + GAP for sent in self.sent]
         async with asyncio.timeout(BOUND_SECONDS):
             while any(sent < want for sent, want in zip(self.sent, wanted, strict=True)):
@@ -181,11 +182,47 @@ class Load:
                 await asyncio.sleep(0.05)
 
     async def end(self) -> list[int]:
-        """How many each has published."""
+        """How many each has sent."""
         self._over = True
         await asyncio.gather(*self._tasks)
-        assert [await publisher.end() for publisher in self._publishers] == [["closed"]] * len(self._publishers)
+        assert [await sender.end() for sender in self._senders] == [["closed"]] * len(self._senders)
         return self.sent
+
+
+async def go_on(loads: Iterable[Load]) -> None:
+    for load in loads:
+        await load.goes_on()
+
+
+class DoneTasks:
+    """What workers have acked, as they say it."""
+
+    def __init__(self, workers: list[Process]) -> None:
+        self._counts = Counter[str]()
+        self._tasks = [asyncio.create_task(self._follow(worker)) for worker in workers]
+
+    async def _follow(self, worker: Process) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):  # while another worker has everything
+                if not (line := await worker.line()):
+                    return
+                self._counts[line] += 1
+
+    async def all_of(self, put: list[int]) -> None:
+        """Return when every task was done. At least once: a put that was tried again, or an ack of a master that left, may have
+        made it two."""
+        wanted = {f"{number}-{place}" for number, count in enumerate(put) for place in range(count)}
+        try:
+            async with asyncio.timeout(BOUND_SECONDS):
+                while wanted - self._counts.keys():
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise AssertionError(f"of {put} tasks these were never done: {sorted(wanted - self._counts.keys())}") from None
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        assert self._counts.keys() == wanted
 
 
 async def test_up_and_down_daemon_by_daemon(rolling: Rolling) -> None:
@@ -194,25 +231,29 @@ async def test_up_and_down_daemon_by_daemon(rolling: Rolling) -> None:
         await client.create_queue("q", overflow="block")
     worker = await rolling.member(OLD, "work", "tasks", "1", "2", "3")
     assert await worker.line() == "1 2 3"
-    subscribers = [await rolling.member(version, "subscribe", "q") for version in VERSIONS]
-    publishers = [await rolling.member(version, "publish", "q") for version in VERSIONS]
-    assert [await one.line() for one in (*subscribers, *publishers)] == ["ready"] * 4
-    load = Load(publishers)
+    subscribers, publishers, workers, producers = [
+        [await rolling.member(version, verb, name) for version in VERSIONS]
+        for verb, name in (("subscribe", "q"), ("publish", "q"), ("take", "jobs"), ("put", "jobs"))
+    ]
+    assert [await one.line() for one in (*subscribers, *publishers, *workers, *producers)] == ["ready"] * 8
+    done = DoneTasks(workers)
+    loads = Load(publishers, "flush"), Load(producers)
     for version in (NEW, OLD):
         assert "Versions" not in await rolling.check()
         for number in range(HOSTS):
             await rolling.host(number, version)
             await rolling.settled()
             assert ("Versions" in await rolling.check()) == (number < HOSTS - 1)
-            await load.goes_on()
+            await go_on(loads)
         for number in range(GCMS):
             await rolling.gcm(number, version)
             await rolling.settled()
-            await load.goes_on()
+            await go_on(loads)
         for member in VERSIONS:
             worker = await rolling.member(member, "work", "tasks", version, "5", "6")
             assert await worker.line() == f"{version} 5 6"
-    sent = await load.end()
+    sent, put = [await load.end() for load in loads]
+    await done.all_of(put)
     for member, subscriber in zip(VERSIONS, subscribers, strict=True):
         came, others = [list[int]() for _ in sent], list[str]()
         with contextlib.suppress(TimeoutError):

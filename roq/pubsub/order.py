@@ -20,7 +20,8 @@ there that the path before has ended. A new path waits for that FIN on the tape 
 if there is none, a little longer for the replay that follows then. A replay waits until that tape has nothing older any more;
 if it is not known where the path before was, all of them; so does a path that began while nothing was recorded.
 
-A publisher first met in the middle of a path is taken from there: its earlier messages were before the subscription.
+A publisher first met in the middle of a path is taken from there: its earlier messages were before the subscription. A position
+may be further on one tape than on another: a path of which no beginning is seen behind it ended, or was entered, before it.
 
 That is not so after a time in which messages may have passed this subscriber by, though it was ready (it stood still while an
 Exchange died, or stopped reading from one that drops; `doubt`). Earlier messages of a publisher first met since then may be
@@ -99,6 +100,7 @@ class KnownPublisher:
         "baseline",
         "delivered",
         "doubtful",
+        "entered",
         "finished",
         "forgotten",
         "heard",
@@ -116,6 +118,7 @@ class KnownPublisher:
     def __init__(self) -> None:
         self.path = 0  # until it is known where to begin
         self.amid = False  # paths of it may have begun before our time, and what came then may come again
+        self.entered = False  # a path of it began before our time: so did all that came on those before it
         self.baseline: int | None = None  # numbers up to this were before our time; None until the first frame says
         self.delivered = 0  # highest number delivered, over all topics
         self.finished = False  # FIN of `path` seen
@@ -228,7 +231,7 @@ class OrderMachine:
         ):
             self.late += header.kind != FrameKind.WATERMARK
             before = header.kind == FrameKind.DATA and header.sequence <= (publisher.baseline or 0)
-            if before and not publisher.amid:
+            if before and not publisher.amid and not publisher.entered:
                 # not before our time after all, and too late to be given; what is above the baseline shows as a gap
                 lost = (event.topic.decode(), header.sequence, header.sequence + header.count - 1, header.count)
                 out.append(MessagesLost(header.publisher, *lost))
@@ -435,7 +438,7 @@ class OrderMachine:
             publisher.delivered = 0
         events = self._take_held(publisher, path)
         if amid and before:
-            self._begin_amid(publisher, opening, events[0])
+            self._begin_amid(publisher, opening, events[0], before)
         elif self.entire and publisher.replays and not publisher.delivered:
             publisher.baseline = None  # what a path said that came to nothing: its replay says it anew
         for passed in sorted(held for held in publisher.held if held < path):  # overtaken by a replay: it begins at its OPEN
@@ -454,15 +457,17 @@ class OrderMachine:
         for event in events:
             self._take(publisher, event, out)
 
-    def _begin_amid(self, publisher: KnownPublisher, opening: PathOpening | None, first: FrameEvent) -> None:
+    def _begin_amid(self, publisher: KnownPublisher, opening: PathOpening | None, first: FrameEvent, left: int) -> None:
         """The path began before our time on its tape: so did what is missing before its first frame. Or it repeats what came
-        before our time on another tape, and may not have come from that. Or it is the first one of a producer's next life: all
-        before it is stored."""
+        before our time on another tape, and may not have come from that, unless we have seen no beginning of the path behind
+        `left`, the one we were on. Or it is the first one of a producer's next life: all before it is stored."""
         header, anew = first.header, opening is not None and not opening.finished
-        replays = anew and opening is not None and opening.left != ""
-        if opening is None or (anew and not publisher.delivered):
+        unseen = left < publisher.path - 1 and left + 1 not in publisher.openings
+        replays = anew and opening is not None and opening.left != "" and not unseen
+        publisher.entered = publisher.entered or opening is None or unseen
+        if opening is None or ((anew or unseen) and not publisher.delivered):
             before = header.sequence - (header.kind == FrameKind.DATA)
-            if anew and not replays:
+            if not replays:
                 held = [event.header for path, events in publisher.held.items() if path < publisher.path for event in events]
                 before = min([before, *(one.sequence - 1 for one in held if one.kind == FrameKind.DATA)])
             publisher.baseline = min(before, publisher.baseline or 0) if replays else before
@@ -479,10 +484,10 @@ class OrderMachine:
             publisher.baseline, publisher.forgotten = publisher.delivered, last
 
     def live(self) -> None:
-        """Tapes are not read any more: what is missing from now on is lost, of whom we had anything."""
+        """Tapes are not read any more: what is missing from now on is lost, of whom we had anything and wait for nothing."""
         self.amid = False
         for publisher in self.publishers.values():
-            publisher.amid = publisher.amid and not publisher.delivered
+            publisher.amid = publisher.amid and not (publisher.delivered and not publisher.held)
 
     def detached(self, now: float) -> list[Output]:
         """An Exchange was left: whoever waited for a FIN from it goes on."""

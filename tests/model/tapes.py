@@ -11,14 +11,17 @@ A reader that follows what is *stored* is never attached. It sees the end of a t
 possible: what it does not see was written UNCONFIRMED_MS before the look at most; or its Exchange is gone, and what it wrote
 last is sent again elsewhere.
 
+With *again* the reader may go at any time, and another one begins at its position, which is known late of what came live. It
+may get again what the first one had, and hear that nobody knows whether there was more; it gets what that one had not.
+
 At an end each message of each publisher was given once and in order, none was reported lost, and nothing is held. No wait is
-ended by time (`expire`): what was held must come free by what was read.
+ended by time (`expire`): what was held must come free by what was read, but for a FIN from before the position.
 
 The script: blocks "A: open1 m1 m2 fin1" in the order of true time. open2-A: the path before, through A, was ended with FIN;
 open2!A: it broke, and what follows is sent again from there on; ~open2-A: it began unrecorded; m3: a message, of the path
 opened there last; w1-2: a watermark of path 1, up to m2; "q" before it: of a second publisher; taped: up to here it is on the
-tape, whatever comes live; end: that, and the Exchange is gone or retired. Not covered: what a tape has lost, a start in the
-middle, bounds of memory and time.
+tape, whatever comes live; end: that, and the Exchange is gone or retired. Not covered: what a tape has lost, bounds of memory
+and time.
 """
 
 from __future__ import annotations
@@ -142,7 +145,7 @@ class TapedWorld(NamedTuple):
 
 class TapesConfig(NamedTuple):
     """What is tried. pace: milliseconds between two frames. together: whether entries may have several of them. lagging,
-    stored: see above. see_ends, margin_ms: the rules of a tape's end."""
+    stored, again: see above. see_ends, margin_ms: the rules of a tape's end."""
 
     histories: tuple[str, ...]
     paces: tuple[int, ...] = (1, SKEW_MS // 2, 2 * SKEW_MS)
@@ -150,6 +153,7 @@ class TapesConfig(NamedTuple):
     together: bool = True
     lagging: bool = False
     stored: bool = False
+    again: bool = False
     see_ends: bool = True
     margin_ms: int = UNCONFIRMED_MS
     order: OrderSafeguards = OrderSafeguards()
@@ -225,6 +229,8 @@ class KnownThen(NamedTuple):
 
     id: int
     path: int
+    amid: bool
+    entered: bool
     baseline: int | None
     delivered: int
     finished: bool
@@ -249,6 +255,7 @@ def thaw(known: Iterable[KnownThen], machine: OrderMachine) -> None:
     for then in known:
         publisher = machine.publishers[then.id] = KnownPublisher()
         publisher.path, publisher.baseline, publisher.delivered = then.path, then.baseline, then.delivered
+        publisher.amid, publisher.entered = then.amid, then.entered
         publisher.finished, publisher.replays, publisher.waiting_since = then.finished, then.replays, then.waiting_since
         publisher.topics = {topic: [last, sent] for topic, last, sent in then.topics}
         publisher.held = {path: [event_of(frame) for frame in frames] for path, frames in then.held}
@@ -265,6 +272,8 @@ def freeze(machine: OrderMachine) -> tuple[KnownThen, ...]:
         KnownThen(
             id,
             publisher.path,
+            publisher.amid,
+            publisher.entered,
             publisher.baseline,
             publisher.delivered,
             publisher.finished,
@@ -286,15 +295,23 @@ def hear(
     reading: tuple[tuple[str, ReadTape], ...],
     frames: tuple[TapedFrame, ...],
     origin: Origin,
+    begun_amid: bool = False,
+    *,
+    over: bool = False,
 ) -> tuple[tuple[KnownThen, ...], tuple[tuple[int, int], ...]]:
     """These frames, or none: somebody looks whether a wait has ended. What is known then, and (publisher, number) of what was
-    given."""
+    given. begun_amid: it began at a position. over: all was read, and it has waited long enough."""
     tapes = dict(reading)
     machine = OrderMachine(
         attached.__contains__, lambda topic: True, safeguards, lambda exchange, origin: has_older(tapes, exchange, origin)
     )
     thaw(known, machine)
+    machine.amid = begun_amid
+    if begun_amid and all(tape.ended for tape in tapes.values()):
+        machine.live()
     outputs = [] if frames else machine.detached(0.0)
+    if over:
+        outputs += machine.expire(1.0, 0.0, 0.0, lambda exchange: 0.0)
     for frame in frames:
         event = event_of(frame, origin)
         if frame.kind == FrameKind.DATA and machine.accept(event.topic, event.header):
@@ -305,6 +322,8 @@ def hear(
     given = []
     for output in outputs:
         if isinstance(output, MessagesLost):
+            if begun_amid and not output.count:
+                continue
             raise Breach(f"m{output.first}..m{output.last} of {output.topic} are reported lost")
         given.append((output.event.header.publisher, output.event.header.sequence))
     return freeze(machine), tuple(given)
@@ -315,15 +334,19 @@ def hear(
 
 class TapesState(NamedTuple):
     """world: its number, -1 at the start. By Exchange: entries that were read, up to when its end was seen, how its tape is,
-    whether it is attached."""
+    whether it is attached, what it must have read before the rest may come live: what is older. live: what it had read then.
+    before: what the reader before had, by publisher; None: this is the first one."""
 
     world: int
     read: tuple[int, ...] = ()
     seen: tuple[int, ...] = ()
     tapes: tuple[int, ...] = ()
     attached: tuple[bool, ...] = ()
+    older: tuple[int, ...] = ()
+    live: tuple[int, ...] = ()
     known: tuple[KnownThen, ...] = ()
     last: tuple[int, ...] = (0, 0)
+    before: tuple[int, ...] | None = None
 
 
 class TapesModel:
@@ -343,7 +366,9 @@ class TapesModel:
         if state.world < 0:
             for number, world in enumerate(self.worlds):
                 count = len(world.names)
-                yield True, world.label, TapesState(number, (0,) * count, (0,) * count, (READING,) * count, (False,) * count)
+                tapes, attached = (READING,) * count, (False,) * count
+                begun = TapesState(number, (0,) * count, (0,) * count, tapes, attached, world.taped, (0,) * count)
+                yield True, world.label, begun
             return
         world = self.worlds[state.world]
         for x, name in enumerate(world.names):
@@ -357,6 +382,30 @@ class TapesModel:
         if any(then.held for then in state.known):
             settled = self._hear(state, world, ())
             yield settled != state, "looks whether a wait has ended", settled
+        if self.config.again and state.before is None:
+            yield from self._again(state, world)
+
+    def _again(self, state: TapesState, world: TapedWorld) -> Iterator[tuple[bool, str, TapesState]]:
+        """Another reader begins at a position of this one: before what it holds; where it is live, anywhere in what came."""
+        held = {frame for then in state.known for _, frames in then.held for frame in frames}
+        count = len(world.names)
+        reached: list[Iterable[int]] = []
+        for entries, read, tape, live in zip(world.entries, state.read, state.tapes, state.live, strict=True):
+            waits = next((x for x, entry in enumerate(entries[:read]) if held.intersection(entry.frames)), read)
+            reached.append(range(min(live, waits), waits + 1) if tape == LIVE else (waits,))
+        now = max((e.at for entries, read in zip(world.entries, state.read, strict=True) for e in entries[:read]), default=0)
+        older = tuple(sum(entry.at <= now for entry in entries) for entries in world.entries)
+        begun = TapesState(
+            state.world,
+            seen=(0,) * count,
+            tapes=tuple(READING if tape == LIVE else tape for tape in state.tapes),
+            attached=(False,) * count,
+            older=tuple(map(max, older, state.older)),
+            live=(0,) * count,
+            before=state.last,
+        )
+        for position in product(*reached):
+            yield False, f"begins again behind {position}", begun._replace(read=position)
 
     def _next(self, state: TapesState, world: TapedWorld, x: int) -> TapedEntry | None:
         entries, read = world.entries[x], state.read[x]
@@ -411,18 +460,21 @@ class TapesModel:
         """The end of its tape, for us, is anywhere."""
         if not state.attached[x]:
             yield True, f"is attached to {world.names[x]}", state._replace(attached=put(state.attached, x, True))
-        elif state.tapes[x] != LIVE and state.read[x] >= world.taped[x]:
-            yield True, f"what follows comes live from {world.names[x]}", self._tape(state, x, LIVE)
+        elif state.tapes[x] != LIVE and state.read[x] >= state.older[x]:
+            live = state._replace(live=put(state.live, x, state.read[x]))
+            yield True, f"what follows comes live from {world.names[x]}", self._tape(live, x, LIVE)
 
     def _hear(
-        self, state: TapesState, world: TapedWorld, frames: tuple[TapedFrame, ...], origin: Origin = ("", 0)
+        self, state: TapesState, world: TapedWorld, frames: tuple[TapedFrame, ...], origin: Origin = ("", 0), **how: bool
     ) -> TapesState:
-        """One step of the real machine: these frames, or the look that follows a step."""
+        """One step of the real machine: these frames, or the look that follows a step. how: see `hear`."""
         attached = tuple(name for name, is_attached in zip(world.names, state.attached, strict=True) if is_attached)
-        known, given = self._heard(state.known, attached, tuple(self._reading(state, world)), frames, origin)
-        last = state.last
+        amid = state.before is not None
+        reading = tuple(self._reading(state, world))
+        known, given = self._heard(state.known, attached, reading, frames, origin, amid, **how)
+        last, before = state.last, state.before or (0, 0)
         for who, number in given:
-            if number != last[who] + 1:
+            if number <= last[who] or number > max(last[who], before[who]) + 1:
                 raise Breach(f"m{number} of {'pq'[who]} is given after m{last[who]}")
             last = put(last, who, number)
         return state._replace(known=known, last=last)
@@ -437,7 +489,11 @@ class TapesModel:
     def end(self, state: TapesState) -> None:
         """All was read."""
         world = self.worlds[state.world]
-        for who, (last, sent) in enumerate(zip(state.last, world.sent, strict=True)):
+        if state.before is not None:  # what it waits for may have come before its time
+            while any(then.held for then in state.known) and (after := self._hear(state, world, (), over=True)) != state:
+                state = after
+        before = state.before or (0, 0)
+        for who, (last, sent) in enumerate(zip(map(max, state.last, before), world.sent, strict=True)):
             if last != sent:
                 raise Breach(f"m{last + 1} of {'pq'[who]} was never given")
         if held := [frame for then in state.known for _, frames in then.held for frame in frames]:

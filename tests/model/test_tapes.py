@@ -44,6 +44,11 @@ def deaths_after_a_move(at_a: str) -> tuple[str, ...]:
 BACK = "A: open1 m1 fin1 | B: open2-A m2 fin2 {} | A: open3-B m3"
 THERE_AND_BACK = (BACK.format(""), BACK.format("end"))
 SAME_AGAIN = ("A: open1 m1 m2 open2!A m2 m3 | B: qopen1 qm1", "A: open1 m1 open2!A m1 m2 | B: qopen1 end")
+MOVED_AND_DIED = (
+    "A: open1 m1 taped fin1 | B: open2-A m2 m3 end | C: open3!B m4",
+    "A: open1 m1 taped fin1 | B: open2-A m2 m3 open3!B m3 m4",
+    "A: open1 m1 taped fin1 | B: open2-A m2 m3 open3!B m4",
+)
 LEFT_ONE_DIES = tuple(f"A: open1 m1 end | B: open2-A m3 open3!B taped {messages(first, 4)}" for first in (1, 2))
 BOTH_DIE = tuple(f"A: open1 m1 end | B: open2-A m3 end | C: open3!B taped {messages(first, 4)}" for first in (1, 2))
 LEFT_ONE_HAD_NOTHING = tuple(f"A: end | B: open2-A {then}open3!B taped {messages(1, 4)}" for then in ("", "m3 "))
@@ -99,6 +104,17 @@ STORED = {
     "a watermark through another one": FOLLOWING._replace(histories=(WATERMARKS,)),
     "two publishers": FOLLOWING._replace(histories=(TWO.format(""),)),
 }
+AGAIN = TapesConfig((), paces=(1,), together=False, offsets=(0,), again=True)
+BEGUN_AGAIN = {
+    "there and back": AGAIN._replace(histories=THERE_AND_BACK),
+    "an Exchange dies": AGAIN._replace(histories=deaths(2)),
+    "a move, then a death": AGAIN._replace(histories=deaths_after_a_move("taped")),
+    "a move, then a death, and the first one is not read": AGAIN._replace(histories=MOVED_AND_DIED),
+    "the same Exchange again": AGAIN._replace(histories=SAME_AGAIN),
+    "the one that was left dies before its FIN": AGAIN._replace(histories=LEFT_ONE_DIES),
+    "the one that was left is slow": AGAIN._replace(histories=LEFT_ONE_IS_SLOW),
+    "two publishers": AGAIN._replace(histories=(TWO.format(""),)),
+}
 WITHOUT = OrderSafeguards(await_tapes=False)
 HARMFUL = {
     "await_tapes": {
@@ -135,6 +151,13 @@ def test_tapes_that_stand_still_are_waited_for(name: str) -> None:
 @pytest.mark.parametrize("name", STORED)
 def test_who_follows_what_is_stored_waits_for_nobody_for_ever(name: str) -> None:
     found, shown = found_in(name, STORED[name])
+    assert not found.trail, shown
+    assert found.states >= STATES_MIN
+
+
+@pytest.mark.parametrize("name", BEGUN_AGAIN)
+def test_who_goes_on_at_a_position_gets_what_the_one_before_had_not(name: str) -> None:
+    found, shown = found_in(name, BEGUN_AGAIN[name])
     assert not found.trail, shown
     assert found.states >= STATES_MIN
 

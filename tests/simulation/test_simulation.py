@@ -1,4 +1,4 @@
-"""Simulated clusters: 220 seeds keep every promise, a seed is a run, known bugs that are put back are found."""
+"""Simulated clusters: 230 seeds keep every promise, a seed is a run, known bugs that are put back are found."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from roq.workqueue.master.dump import Dump
 from roq.workqueue.state import State
 from tests.simulation import (
     known_bugs,
+    known_durable_bugs,
     known_group_bugs,
     known_producer_bugs,
     known_recording_bugs,
@@ -44,6 +45,7 @@ SEEDS = {
     What.TASKS: 40,
     What.SHUFFLE: 20,
     What.RECORDED: 5,
+    What.DURABLES: 10,
     What.PRODUCERS: 5,
     What.GROUPS: 5,
     What.TRANSACTIONS: 5,
@@ -60,13 +62,14 @@ GIVEN_MIN = {
     What.TASKS: 100,
     What.SHUFFLE: 30,
     What.RECORDED: 100,
+    What.DURABLES: 100,
     What.PRODUCERS: 100,
     What.GROUPS: 100,
     What.TRANSACTIONS: 100,
 }
 TRIES = 12  # runs to find a bug that is put back, from the seed on that showed it when this was written
 BUGS = known_bugs.BUGS | known_task_bugs.BUGS | known_shuffle_bugs.BUGS | known_recording_bugs.BUGS | known_group_bugs.BUGS
-BUGS |= known_transaction_bugs.BUGS | known_producer_bugs.BUGS
+BUGS |= known_transaction_bugs.BUGS | known_producer_bugs.BUGS | known_durable_bugs.BUGS
 pytestmark = pytest.mark.timeout(240)  # a time-out leaves threads of a run behind, which nothing else in this process survives
 SHOW = """
 import sys
@@ -98,6 +101,7 @@ def test_every_promise_is_kept(what: What, seeds: tuple[int, int]) -> None:
         (What.TASKS, 5),
         (What.SHUFFLE, 5),
         (What.RECORDED, 1),
+        (What.DURABLES, 1),
         (What.PRODUCERS, 1),
         (What.GROUPS, 1),
         (What.TRANSACTIONS, 1),

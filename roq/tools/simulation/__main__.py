@@ -15,7 +15,8 @@ WHAT = typer.Option(
     help="messages: a queue with publishers and subscribers; tasks: a work queue, its stores, masters and disks; "
     "shuffle: shuffles, their leader and followers, drivers, writers and readers; "
     "recorded: a recorded queue, its tapes and stores, publishers and readers of the past; "
-    "producers: the same, with publishers that have names; "
+    "durables: the same, with subscribers that have names; "
+    "producers: the same as recorded, with publishers that have names; "
     "groups: the same as recorded, with a group of it, its master and members; "
     "transactions: the same, whose members move messages to two other recorded queues."
 )

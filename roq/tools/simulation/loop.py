@@ -81,6 +81,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.steps = self._numbers = 0  # of what it has run; of what it has made
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []  # a heap
         self._dead: list[Process] = []
+        self._begun_late: list[asyncio.Task[Any]] | None = None  # by what is taken apart
         self._readers: dict[int, asyncio.Handle] = {}
         self.set_task_factory(self._new_task)
         self.network: Any = None  # network.Network, for create_connection and create_server
@@ -149,6 +150,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if process is not None:
             process.tasks.add(task)
             task.add_done_callback(process.tasks.discard)
+        elif self._begun_late is not None:
+            self._begun_late.append(task)
         return task
 
     def kill(self, process: Process) -> None:
@@ -177,12 +180,15 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """At the end: take apart what killed processes left in the middle. Their `finally` blocks run now and do no harm."""
         if self.threads is not None:
             self.threads.take_apart()
+        left = self._begun_late = []
         for process in self._dead:
-            for task in list(process.tasks):
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-                _take_apart(task.get_coro())
+            left += process.tasks
             process.tasks.clear()
             process.on_end.clear()
+        for task in left:  # it grows: what they close begins more
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            _take_apart(task.get_coro())
+        self._begun_late = None
         self._dead.clear()
 
     def dispose(self) -> None:

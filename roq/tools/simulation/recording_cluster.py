@@ -78,6 +78,7 @@ class RecordingCluster(StoreCluster):
     """As a SimulatedCluster, with other clients."""
 
     NEWCOMERS = ("reader", "publisher")
+    READERS: tuple[str, ...] = ("reader",)
     RECORDED: tuple[str, ...] = (QUEUE,)
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -275,7 +275,7 @@ async def read_windows(
         window = TapeWindow(client, queue, (), told.append, start, end_ms)
         with contextlib.suppress(TemporaryError, NotRecorded):
             await window.open(OPEN_SECONDS)
-            job = asyncio.get_running_loop().create_task(_take(books, reading, window, told))
+            job = asyncio.get_running_loop().create_task(take_batches(books, reading, window, told))
             waiting = asyncio.get_running_loop().create_task(stop.wait())
             await asyncio.wait([job, waiting], return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
@@ -324,7 +324,7 @@ async def _life(
     elif reading.before is not None:
         reading.since = reading.before.since
     books.readings.append(reading)
-    job = asyncio.get_running_loop().create_task(_take(books, reading, subscriber, told))
+    job = asyncio.get_running_loop().create_task(take_batches(books, reading, subscriber, told))
     waiting = asyncio.get_running_loop().create_task(stop.wait())
     limit = None if seconds == math.inf else seconds
     await asyncio.wait([job, waiting], timeout=limit, return_when=asyncio.FIRST_COMPLETED)
@@ -340,7 +340,10 @@ async def _life(
     return True
 
 
-async def _take(books: RecordingBooks, reading: Reading, subscriber: roq.Subscriber, told: list[MessagesLost]) -> None:
+async def take_batches(
+    books: RecordingBooks, reading: Reading, subscriber: roq.Subscriber, told: list[MessagesLost], pause_seconds: float = 0.0
+) -> None:
+    """Until it ends, with a pause after each until the end comes. told: what it has reported."""
     done: dict[str, int] = {}
     try:
         async for batch in subscriber.batches():
@@ -355,6 +358,8 @@ async def _take(books: RecordingBooks, reading: Reading, subscriber: roq.Subscri
             if any(now.get(exchange, -1) < entry for exchange, entry in done.items()):
                 books.errors.append(f"{reading}: its position went back from {done} to {now}")
             done = now
+            if pause_seconds and not books.ending:
+                await asyncio.sleep(pause_seconds)
     finally:
         note_losses(told, reading.told)
 

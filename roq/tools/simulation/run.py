@@ -26,6 +26,7 @@ from roq.tools.simulation.clocks import APART_SECONDS, Wall
 from roq.tools.simulation.cluster import COORDINATOR, QUEUE, SimulatedCluster
 from roq.tools.simulation.coordination import SimulatedCoordinator
 from roq.tools.simulation.dumps import DIRECT_MAX
+from roq.tools.simulation.durables import DurableCluster
 from roq.tools.simulation.faults import LOSSLESS, Fault, plan, plan_recorded, plan_shuffles, plan_tasks
 from roq.tools.simulation.invariants import Inspector, LogInspector
 from roq.tools.simulation.load import TrafficPattern, judge
@@ -61,6 +62,7 @@ class What(StrEnum):
     SHUFFLE = "shuffle"  # shuffles, their leader and followers, drivers, writers and readers
     RECORDED = "recorded"  # a recorded queue, its tapes and stores, publishers and readers
     GROUPS = "groups"  # the same with a group of it, its master and members
+    DURABLES = "durables"  # as recorded, with subscribers that have names, over many lives
     PRODUCERS = "producers"  # as recorded, with publishers that have names, over many lives
     TRANSACTIONS = "transactions"  # the same, whose members move messages to two other recorded queues by transactions
 
@@ -70,6 +72,7 @@ PLANS = {
     What.TASKS: plan_tasks,
     What.SHUFFLE: plan_shuffles,
     What.RECORDED: plan_recorded,
+    What.DURABLES: plan_recorded,
     What.PRODUCERS: plan_recorded,
     What.GROUPS: plan_recorded,
     What.TRANSACTIONS: plan_recorded,
@@ -78,6 +81,7 @@ CLUSTERS = {  # a shuffle's needs more than is installed everywhere
     What.MESSAGES: SimulatedCluster,
     What.TASKS: TaskCluster,
     What.RECORDED: RecordingCluster,
+    What.DURABLES: DurableCluster,
     What.PRODUCERS: ProducerCluster,
     What.GROUPS: GroupCluster,
     What.TRANSACTIONS: TransactionCluster,
@@ -87,6 +91,7 @@ WORDS = {  # for what was given, got and settled
     What.TASKS: ("put", "deliveries", "acked"),
     What.SHUFFLE: ("attempts", "rows read", "sealed"),
     What.RECORDED: ("stored", "delivered", "reported as lost"),
+    What.DURABLES: ("stored", "delivered", "reported as lost"),
     What.PRODUCERS: ("stored", "delivered", "reported as lost"),
     What.GROUPS: ("stored", "leases", "acked"),
     What.TRANSACTIONS: ("stored", "leases", "committed"),
@@ -96,11 +101,12 @@ HOSTS = {  # of a shuffle one joins late
     What.TASKS: (3,),
     What.SHUFFLE: (4,),
     What.RECORDED: (3, 4),
+    What.DURABLES: (3, 4),
     What.PRODUCERS: (3, 4),
     What.GROUPS: (3, 4),
     What.TRANSACTIONS: (3, 4),
 }
-RECORDS = What.RECORDED, What.PRODUCERS, What.GROUPS, What.TRANSACTIONS
+RECORDS = What.RECORDED, What.DURABLES, What.PRODUCERS, What.GROUPS, What.TRANSACTIONS
 
 
 @dataclass(frozen=True)
@@ -307,7 +313,7 @@ async def _recorded(cluster: RecordingCluster, faults: Sequence[Fault], seconds:
     pace = RecordPace(*random.choice(((10.0, 1), (4.0, 5), (1.0, 60))), random.choice((1, 3)), random.choice((0, 200)))
     await _record(cluster, pace, random)
     began = cluster.loop.time()
-    for what in ("early", "publisher", "publisher", "reader", *random.choice(((), ("publisher",)))):
+    for what in ("early", "publisher", "publisher", *cluster.READERS, *random.choice(((), ("publisher",)))):
         cluster.client(what)
     if random.random() < WINDOWS_SHARE:
         cluster.client("windows")
@@ -381,6 +387,7 @@ COURSES: dict[What, Callable[..., Coroutine[Any, Any, None]]] = {
     What.TASKS: _tasks,
     What.SHUFFLE: _shuffles,
     What.RECORDED: _recorded,
+    What.DURABLES: _recorded,
     What.PRODUCERS: _recorded,
     What.GROUPS: _groups,
     What.TRANSACTIONS: _groups,

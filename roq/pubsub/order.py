@@ -108,6 +108,7 @@ class KnownPublisher:
         "met",
         "openings",
         "origins",
+        "past_path",
         "path",
         "replays",
         "swept",
@@ -119,6 +120,7 @@ class KnownPublisher:
         self.path = 0  # until it is known where to begin
         self.amid = False  # paths of it may have begun before our time, and what came then may come again
         self.entered = False  # a path of it began before our time: so did all that came on those before it
+        self.past_path = 0  # the last one of which something had come when the past was over
         self.baseline: int | None = None  # numbers up to this were before our time; None until the first frame says
         self.delivered = 0  # highest number delivered, over all topics
         self.finished = False  # FIN of `path` seen
@@ -462,7 +464,7 @@ class OrderMachine:
         before our time on another tape, and may not have come from that, unless we have seen no beginning of the path behind
         `left`, the one we were on. Or it is the first one of a producer's next life: all before it is stored."""
         header, anew = first.header, opening is not None and not opening.finished
-        unseen = left < publisher.path - 1 and left + 1 not in publisher.openings
+        unseen = left < publisher.path - 1 and left + 1 not in publisher.openings and self._is_past(publisher)
         replays = anew and opening is not None and opening.left != "" and not unseen
         publisher.entered = publisher.entered or opening is None or unseen
         if opening is None or ((anew or unseen) and not publisher.delivered):
@@ -475,19 +477,24 @@ class OrderMachine:
         # of a path of which only the end is on its tape for us nothing was delivered, as of one that has its beginning there
         publisher.amid = not publisher.delivered and (opening is not None or header.kind != FrameKind.DATA)
 
+    def _is_past(self, publisher: KnownPublisher) -> bool:
+        """Whether something of the current path may have come while tapes were read."""
+        return self.amid or publisher.path <= publisher.past_path
+
     def _pass_over(self, publisher: KnownPublisher, first: Header) -> None:
         """Paths of which nothing was seen, or not the beginning, may lie before our time on their tapes: nobody knows whether
         what was on them is missing, though something older came again."""
-        last = first.sequence - (first.kind == FrameKind.DATA)
-        if 0 < publisher.delivered < last:
+        last, known = first.sequence - (first.kind == FrameKind.DATA), publisher.delivered or publisher.baseline or 0
+        if 0 < known < last:
             self._forget_topics(publisher, list(publisher.topics))
-            publisher.baseline, publisher.forgotten = publisher.delivered, last
+            publisher.baseline, publisher.forgotten = known, last
 
     def live(self) -> None:
         """Tapes are not read any more: what is missing from now on is lost, of whom we had anything and wait for nothing."""
         self.amid = False
         for publisher in self.publishers.values():
             publisher.amid = publisher.amid and not (publisher.delivered and not publisher.held)
+            publisher.past_path = max(publisher.held, default=publisher.path)
 
     def detached(self, now: float) -> list[Output]:
         """An Exchange was left: whoever waited for a FIN from it goes on."""

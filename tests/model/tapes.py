@@ -30,7 +30,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from itertools import combinations, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from roq.errors import MessagesLost
 from roq.pubsub.order import (
@@ -224,18 +224,14 @@ def event_of(frame: TapedFrame, origin: Origin | None = None) -> FrameEvent:
 # --- the machine as a value -------------------------------------------------------------------------------------------
 
 
+PLAIN = ["path", "amid", "entered", "past_path", "baseline", "delivered", "finished", "forgotten", "replays", "waiting_since"]
+
+
 class KnownThen(NamedTuple):
-    """What the machine knows of one publisher."""
+    """What the machine knows of one publisher. plain: the values of PLAIN."""
 
     id: int
-    path: int
-    amid: bool
-    entered: bool
-    baseline: int | None
-    delivered: int
-    finished: bool
-    replays: bool
-    waiting_since: float | None
+    plain: tuple[Any, ...]
     topics: tuple[tuple[bytes, int, int], ...]
     held: tuple[tuple[int, tuple[TapedFrame, ...]], ...]
     openings: tuple[tuple[int, PathOpening], ...]
@@ -254,9 +250,8 @@ def thaw(known: Iterable[KnownThen], machine: OrderMachine) -> None:
     """Make the machine know that."""
     for then in known:
         publisher = machine.publishers[then.id] = KnownPublisher()
-        publisher.path, publisher.baseline, publisher.delivered = then.path, then.baseline, then.delivered
-        publisher.amid, publisher.entered = then.amid, then.entered
-        publisher.finished, publisher.replays, publisher.waiting_since = then.finished, then.replays, then.waiting_since
+        for name, value in zip(PLAIN, then.plain, strict=True):
+            setattr(publisher, name, value)
         publisher.topics = {topic: [last, sent] for topic, last, sent in then.topics}
         publisher.held = {path: [event_of(frame) for frame in frames] for path, frames in then.held}
         publisher.openings, publisher.origins = dict(then.openings), dict(then.origins)
@@ -271,14 +266,7 @@ def freeze(machine: OrderMachine) -> tuple[KnownThen, ...]:
     return tuple(
         KnownThen(
             id,
-            publisher.path,
-            publisher.amid,
-            publisher.entered,
-            publisher.baseline,
-            publisher.delivered,
-            publisher.finished,
-            publisher.replays,
-            publisher.waiting_since,
+            tuple(getattr(publisher, name) for name in PLAIN),
             tuple(sorted((topic, last, sent) for topic, (last, sent) in publisher.topics.items())),
             tuple(sorted((path, tuple(event.body for event in events)) for path, events in publisher.held.items())),
             tuple(sorted(publisher.openings.items())),
@@ -308,7 +296,10 @@ def hear(
     thaw(known, machine)
     machine.amid = begun_amid
     if begun_amid and all(tape.ended for tape in tapes.values()):
+        lived = {id: publisher.past_path for id, publisher in machine.publishers.items() if publisher.past_path}
         machine.live()
+        for id, path in lived.items():  # it was live before
+            machine.publishers[id].past_path = path
     outputs = [] if frames else machine.detached(0.0)
     if over:
         outputs += machine.expire(1.0, 0.0, 0.0, lambda exchange: 0.0)

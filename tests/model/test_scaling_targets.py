@@ -127,6 +127,7 @@ def test_what_exchanges_cannot_help_gets_one_of_them(seed: int, load: float, pub
     assert found.log[1].cause.endswith(IN_VAIN)
 
 
+@pytest.mark.long
 @PROFILE
 @given(st.integers(0, 10**6), st.floats(0.2, 0.6), st.lists(BURSTS, min_size=2, max_size=20))
 def test_lateness_that_comes_and_goes_gets_one_exchange(seed: int, load: float, bursts: list[tuple[int, int, float]]) -> None:
@@ -142,6 +143,7 @@ def test_lateness_that_comes_and_goes_gets_one_exchange(seed: int, load: float, 
     assert [each.action for each in found.log if each.action != "hold"] == ["scale-out"], story(found)
 
 
+@pytest.mark.long
 @PROFILE
 @given(st.integers(0, 10**6), st.floats(0.2, 0.6), st.integers(3, 30), st.integers(70, 600))
 def test_lateness_that_passes_before_the_verdict_gets_a_few_exchanges(seed: int, load: float, late: int, calm: int) -> None:

@@ -51,7 +51,7 @@ SEEDS = {
     What.TRANSACTIONS: 5,
 }
 AT_ONCE = 5
-QUICK = 2  # seeds of each kind in `make test`
+QUICK = 1  # seeds of each kind in `make test`
 BATCHES = [(what, (0, QUICK)) for what in SEEDS]
 BATCHES += [
     (what, (first, min(first + AT_ONCE, count))) for what, count in SEEDS.items() for first in range(QUICK, count, AT_ONCE)

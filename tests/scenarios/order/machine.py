@@ -59,6 +59,14 @@ class Machine:
         """Messages may have passed this subscriber by since `well_at`."""
         return self._told(self._order.doubt(well_at, self._now))
 
+    def amid(self) -> None:
+        """It begins at a position, and reads tapes."""
+        self._order.amid = True
+
+    def live(self) -> None:
+        """They are read to their end."""
+        self._order.live()
+
     def state(self) -> str:
         """What is held, and for which Exchange."""
         held = self._order.held_frames()

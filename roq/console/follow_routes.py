@@ -190,7 +190,9 @@ async def _followed(
         try:
             await work()
         except Exception:
-            log.exception("a stream of resources failed")
+            log.exception(
+                "a stream of resources failed", extra={"fields": {"paths": [watch.resource.path for watch in watches]}}
+            )
             await line.put(cut(FAILED))
             await line.put(None)
 

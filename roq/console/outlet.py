@@ -182,7 +182,7 @@ async def _pump(subscriber: Subscriber, outlet: ReaderBuffer, live: bool) -> Non
     except RoqError as error:
         outlet.end(f"{type(error).__name__}: {error}")
     except Exception:
-        log.exception("a stream of messages failed")
+        log.exception("a stream of messages failed", extra={"fields": {"queue": subscriber.queue}})
         outlet.end(FAILED)
 
 
@@ -190,5 +190,5 @@ async def _end(visit: Visit, outlet: ReaderBuffer) -> None:
     try:
         outlet.end(await until_ended(visit))
     except Exception:
-        log.exception("whether a stream may go on is not known")
+        log.exception("whether a stream may go on is not known", extra={"fields": {"person": visit.person.name}})
         outlet.end(FAILED)

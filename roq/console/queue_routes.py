@@ -202,14 +202,14 @@ async def _samples(visit: Visit, queue: str) -> AsyncGenerator[bytes, None]:
         except RoqError as error:
             await cut(str(error))
         except Exception:
-            log.exception("a stream of KPIs failed")
+            log.exception("a stream of KPIs failed", extra={"fields": {"queue": queue}})
             await cut(FAILED)
 
     async def end() -> None:
         try:
             await cut(await until_ended(visit))
         except Exception:
-            log.exception("whether a stream may go on is not known")
+            log.exception("whether a stream may go on is not known", extra={"fields": {"queue": queue}})
             await cut(FAILED)
 
     tasks = [asyncio.create_task(work()) for work in (pump, end)]

@@ -98,12 +98,8 @@ WORDED: dict[str, int] = {
 }
 # "path" -> log lines, from warnings on, that are one text without a fact: they don't say what they are about. A ratchet, too.
 SUBJECTLESS: dict[str, int] = {
-    "roq/console/follow_routes.py": 1,
     "roq/console/hub.py": 1,  # the console's one look at its one cluster
-    "roq/console/outlet.py": 2,
-    "roq/console/queue_routes.py": 2,
     "roq/coordination/kazoo_link.py": 2,  # a process has one connection to ZooKeeper
-    "roq/pubsub/monitor/process.py": 1,
 }
 
 

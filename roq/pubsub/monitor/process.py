@@ -355,7 +355,7 @@ class Monitor:
             self._responders.check()
         except AssertionError:  # it goes on: a Monitor that ends would only make things worse
             self.counters["invariants_broken"] += 1
-            log.exception("membership invariant violated")
+            log.exception("membership invariant violated", extra={"fields": {"queue": self._process.queue}})
         self._repeat_watermarks(now)
         states = {id: str(exchange.state) for id, exchange in self._membership.exchanges.items()}
         queue, term = self._process.queue, self._process.term

@@ -3,29 +3,51 @@
     python plain_zmq.py subscribe 127.42.1.11:7003 127.42.1.12:7005 --topic eu.      # backs of all Exchanges
     python plain_zmq.py publish 127.42.1.11:7002 --topic eu.paris one two three      # front of one Exchange
 
-Ports: `roq queue show NAME --json`.
+Ports: `roq queue show NAME --json`. In a secured cluster:
+
+    python plain_zmq.py keys plain.secret            # prints the public key, for `roq access admit plain KEY publish orders`
+    python plain_zmq.py publish ... --name plain --secret plain.secret --servers KEY     # that `admit` printed
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import os
 import secrets
 import struct
+import sys
 import time
+from pathlib import Path
 
 import msgspec
 import zmq
+from zmq.utils import z85
 
 HEADER = struct.Struct("<BBQIQQQIQ")  # version, kind, publisher, path, sequence, previous, index, count, timestamp
-VERSION, DATA, MARK = 1, 0, 4
+VERSION, DATA, OPEN, MARK = 1, 0, 2, 4
 CONTROL = b"\xff"
 CONFIRMED = struct.Struct("<cIQ")  # 02, path, mark
 WAIT_MS = 10_000
 
 
-def subscribe(context: zmq.Context[zmq.Socket[bytes]], backs: list[str], topic: str, count: int) -> None:
+def make_keys(path: Path) -> None:
+    """Keep a secret key there, and print the public one."""
+    public, secret = zmq.curve_keypair()
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(z85.decode(secret).hex())
+    print(z85.decode(public).hex())
+
+
+def seal(socket: zmq.Socket[bytes], secret: Path, servers: str) -> None:
+    """Before it connects. servers: their public key."""
+    own = z85.encode(bytes.fromhex(secret.read_text()))
+    socket.curve_publickey, socket.curve_secretkey = zmq.curve_public(own), own
+    socket.curve_serverkey = z85.encode(bytes.fromhex(servers))
+
+
+def subscribe(socket: zmq.Socket[bytes], backs: list[str], topic: str, count: int) -> None:
     """Print what comes on topics that begin with `topic`, until `count` messages have come."""
-    socket = context.socket(zmq.SUB)
     for back in backs:
         socket.connect(f"tcp://{back}")
     socket.subscribe(topic.encode())
@@ -39,22 +61,25 @@ def subscribe(context: zmq.Context[zmq.Socket[bytes]], backs: list[str], topic: 
             count -= 1
 
 
-def publish(context: zmq.Context[zmq.Socket[bytes]], front: str, topic: str, payloads: list[str]) -> None:
-    """Send each payload as a message, and wait until the Exchange has forwarded them."""
-    socket = context.socket(zmq.XPUB)
+def publish(socket: zmq.Socket[bytes], front: str, topic: str, payloads: list[str], name: str) -> None:
+    """Send each payload as a message, and wait until the Exchange has forwarded them. name: that the cluster knows us by."""
     socket.setsockopt(zmq.RCVTIMEO, WAIT_MS)
     socket.connect(f"tcp://{front}")
     while not socket.recv().startswith(b"\x01\xfe"):
         pass  # its subscription to everything comes first, then the name of its life
-    publisher, sequence, now = secrets.randbits(64), 0, time.time_ns()
+    nonce, sequence, now = secrets.token_bytes(16), 0, time.time_ns()
+    publisher = int.from_bytes(hashlib.sha256(b"roq member id\0" + name.encode() + b"\0" + nonce).digest()[:8], "little")
+    opening = HEADER.pack(VERSION, OPEN, publisher, 1, 0, 0, 0, 0, now)
+    socket.send(CONTROL + opening + msgspec.msgpack.encode(["", False, nonce]))
     for payload in payloads:
         header = HEADER.pack(VERSION, DATA, publisher, 1, sequence + 1, sequence, sequence, 1, now)
         socket.send(topic.encode() + b"\0" + header + msgspec.msgpack.encode([payload.encode()]))
         sequence += 1
     mark = HEADER.pack(VERSION, MARK, publisher, 1, sequence, 0, 0, 0, now)
     socket.send(CONTROL + mark + msgspec.msgpack.encode(1))
-    while socket.recv() != CONFIRMED.pack(b"\x02", 1, 1):
-        pass
+    while (told := socket.recv()) != CONFIRMED.pack(b"\x02", 1, 1):
+        if told.startswith(b"\x01\xfe"):
+            sys.exit("the connection was cut, and is a new one: some of it may not have been forwarded")
     print(f"{sequence} forwarded", flush=True)
 
 
@@ -70,12 +95,23 @@ def main() -> None:
     other.add_argument("front", metavar="HOST:PORT")
     other.add_argument("payloads", nargs="+")
     other.add_argument("--topic", required=True)
+    for command in (one, other):
+        command.add_argument("--secret", type=Path, default=Path())
+        command.add_argument("--servers", default="")
+    other.add_argument("--name", default="")
+    commands.add_parser("keys").add_argument("path", type=Path)
     asked = parser.parse_args()
+    if asked.command == "keys":
+        make_keys(asked.path)
+        return
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.SUB if asked.command == "subscribe" else zmq.XPUB)
+    if asked.servers:
+        seal(socket, asked.secret, asked.servers)
     if asked.command == "subscribe":
-        subscribe(context, asked.backs, asked.topic, asked.count)
+        subscribe(socket, asked.backs, asked.topic, asked.count)
     else:
-        publish(context, asked.front, asked.topic, asked.payloads)
+        publish(socket, asked.front, asked.topic, asked.payloads, asked.name)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from roq.wire.access import GetAccess, SetAccess
 from roq.wire.card import Right
 from roq.wire.gcm import BROADCAST_TOPIC, LeaderAddress
 from roq.wire.limits import CONTROL_BYTES_MAX
+from roq.wire.producers import OpenProducer, ProducerGrant
 from roq.wire.rights import ADMINISTRATIVE, EVERYTHING, GCM, check, check_creation, for_names
 from roq.wire.topology import CHANGES_TOPIC
 
@@ -192,7 +193,15 @@ class Gcm:
                 check_creation(card, request, request.name in known)
             if request.name not in known:
                 acted(card, request)
-        return await self._handlers.handle(peer, request)
+        reply = await self._handlers.handle(peer, request)
+        return self._proved(peer, request, reply) if isinstance(request, OpenProducer) else reply
+
+    def _proved(self, peer: bytes, request: OpenProducer, reply: msgspec.Struct) -> msgspec.Struct:
+        """With what the producer shows to Monitor and Exchanges, if it has a card."""
+        card, security = self.server.card_of(peer), process_security()
+        if card is None or security is None or not isinstance(reply, ProducerGrant):
+            return reply
+        return msgspec.structs.replace(reply, proof=security.seal_grant(request.queue, reply.publisher, card))
 
     async def _close_rest(self) -> None:
         """What members without cards, or with those of before, have made after others closed the tree."""

@@ -31,11 +31,12 @@ from roq.errors import (
     ResponderLost,
     RoqError,
 )
-from roq.ids import new_id, topic_bytes
+from roq.ids import topic_bytes
 from roq.pubsub.publisher import Publisher
 from roq.pubsub.subscriber import OPEN_SECONDS, Subscriber
 from roq.pubsub.subscription import Message, log_lost
 from roq.runtime.observe import Counters, Refusals, logger
+from roq.runtime.security import new_member_id
 from roq.wire import monitor as wire
 from roq.wire.headers import Headers, check_headers
 from roq.wire.requests import RequestHead, RequestOutcome, answer_head, reply_topic, request_headers, serve_topic
@@ -83,9 +84,9 @@ class _AnswerSubscriber(Subscriber):
     """Gets a caller's answers, and the Monitor's list of who serves."""
 
     def __init__(self, client: GcmClient, queue: str, on_list: Callable[[wire.Responders], None]) -> None:
-        id = new_id()
+        id, proof = new_member_id()
         super().__init__(client, queue, (reply_topic(id),), log_lost)
-        self.id = id
+        self.id, self.proof = id, proof
         self._on_list, self._list_version = on_list, 0
 
     def report(self) -> wire.SubscriberReport:

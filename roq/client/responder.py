@@ -29,11 +29,11 @@ from roq.errors import (
     RoqError,
     TemporaryError,
 )
-from roq.ids import new_id
 from roq.pubsub.publisher import Publisher
 from roq.pubsub.subscriber import OPEN_SECONDS, Subscriber
 from roq.pubsub.subscription import Message, TopicFilter, check_service, log_lost
 from roq.runtime.observe import Counters, Refusals, logger
+from roq.runtime.security import new_member_id
 from roq.wire import monitor as wire
 from roq.wire.headers import Headers
 from roq.wire.requests import RequestHead, RequestOutcome, answer_headers, check_filters, request_head, serve_topic
@@ -100,9 +100,9 @@ class _RequestSubscriber(Subscriber):
     """Gets a server's requests, and tells the Monitor what it serves."""
 
     def __init__(self, client: GcmClient, queue: str, service: wire.Service) -> None:
-        id = new_id()
+        id, proof = new_member_id()
         super().__init__(client, queue, (serve_topic(id),), log_lost)
-        self.id, self._service, self._serving = id, service, False
+        (self.id, self.proof), self._service, self._serving = (id, proof), service, False
 
     def join_request(self) -> wire.JoinSubscriber:
         """See membership.Member."""

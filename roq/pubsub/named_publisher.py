@@ -18,6 +18,7 @@ from roq.pubsub.producer_sender import ProducerSender
 from roq.pubsub.publisher import CONFIRM_SECONDS, OPEN_SECONDS, STORED, Publisher, PublishReceipt
 from roq.pubsub.watermarks import TopicRecord
 from roq.wire import monitor as wire
+from roq.wire.member_id import MemberId
 
 
 class NamedPublisher(Publisher):
@@ -29,7 +30,7 @@ class NamedPublisher(Publisher):
         self._producer = Producer(client, queue, producer, lambda: self._sequence, self._fail)
         self._failed: RoqError | None = None
 
-    def _make_sender(self) -> PathSender:
+    def _make_sender(self, member: MemberId) -> PathSender:
         return ProducerSender(
             self._flush, self._membership.report_now, lambda: self._sequence, lambda: self._fail(self._not_recorded())
         )
@@ -106,7 +107,7 @@ class NamedPublisher(Publisher):
         sender, producer = self._sender, self._producer
         path = sender.path if sender.opened.is_set() else 0
         place = (self.id, path, sender.exchange, sender.token, wire.PROTOCOL, self._needs)
-        return wire.JoinPublisher(*place, producer.above, producer.prefer)
+        return wire.JoinPublisher(*place, producer.above, producer.prefer, proof=sender.proof)
 
     def take(self, notice: Any) -> None:
         """See membership.Member."""

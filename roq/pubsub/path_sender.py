@@ -20,6 +20,7 @@ from roq.pubsub.replay_buffer import HOLD_BYTES, ReplayBuffer
 from roq.runtime.observe import logger
 from roq.wire.frame import FrameKind, PathOpening, StoredUpTo, encode_bundle, encode_control, parse
 from roq.wire.limits import BATCH_BYTES
+from roq.wire.member_id import MemberId
 from roq.wire.monitor import ExchangeAddress
 
 log = logger(__name__)
@@ -37,7 +38,7 @@ class PathSender:
 
     def __init__(
         self,
-        publisher: int,
+        publisher: MemberId,
         before_change: Callable[[], None],
         on_change: Callable[[], None],
         last_sequence: Callable[[], int],
@@ -51,7 +52,7 @@ class PathSender:
         self.stores = False  # confirmations are asked for that say that everything is stored, not only forwarded
         self.unstored = False  # something was not stored, and nobody was told
         self.stored: tuple[str, StoredUpTo] | None = None  # the last one, and the Exchange that gave it
-        self._publisher = publisher
+        self._publisher, self.proof = publisher
         self._before_change, self._on_change, self._last_sequence = before_change, on_change, last_sequence
         self._machine = PathMachine()
         self._links: dict[int, ExchangeLink] = {}  # by path
@@ -78,6 +79,11 @@ class PathSender:
     def exchange(self) -> str:
         """Id of the Exchange frames go to now, "" if there is none."""
         return self._machine.current.id if self._machine.current else ""
+
+    @property
+    def place(self) -> tuple[int, str, str]:
+        """Path, id of its Exchange, token."""
+        return self.path, self.exchange, self.token
 
     @property
     def token(self) -> str:
@@ -347,7 +353,7 @@ class PathSender:
                     else:
                         self._fin(path)
                 case SendOpen(path, left, finished):
-                    self._open(path, PathOpening(left, finished))
+                    self._open(path, PathOpening(left, finished, self.proof))
                 case Replay():
                     self._replay()
                 case Reuse(old, new):

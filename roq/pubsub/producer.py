@@ -39,6 +39,7 @@ from roq.pubsub.producer_sender import ProducerSender
 from roq.pubsub.producer_tail import ProducerTail, read_tail
 from roq.runtime.observe import logger
 from roq.wire.gcm import Done
+from roq.wire.member_id import MemberId
 from roq.wire.producers import LEASE_SECONDS, KeepProducer, OpenProducer, ProducerGrant
 
 log = logger(__name__)
@@ -89,7 +90,7 @@ class Producer:
             grant = self._grant = await self._client.request(request, ProducerGrant, timeout_seconds)
         except FrameError as error:
             raise IncompatibleVersion(f"the GCM has a version without producers: upgrade the hosts ({error})") from error
-        sender.begin(grant.publisher, grant.path, grant.exchange if grant.settled else "")
+        sender.begin(MemberId(grant.publisher, grant.proof), grant.path, grant.exchange if grant.settled else "")
         return grant.publisher
 
     async def begin(self, sender: ProducerSender, timeout_seconds: float) -> ProducerTail:

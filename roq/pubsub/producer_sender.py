@@ -13,6 +13,7 @@ from roq.pubsub.path import PathMachine
 from roq.pubsub.path_sender import PathSender
 from roq.pubsub.replay_buffer import ReplayBuffer
 from roq.wire.frame import PathOpening, StoredUpTo
+from roq.wire.member_id import MemberId
 from roq.wire.monitor import ExchangeAddress
 
 
@@ -26,16 +27,16 @@ class ProducerSender(PathSender):
         last_sequence: Callable[[], int],
         on_unstored: Callable[[], None],
     ) -> None:
-        super().__init__(0, before_change, on_change, last_sequence)
+        super().__init__(MemberId(0), before_change, on_change, last_sequence)
         self.left = ""  # the Exchange of the last path that was opened
         self._on_unstored = on_unstored
         self._held = True
         self._later: tuple[ExchangeAddress, int] | None = None  # where to go on, as the Monitor said last
         self._postponed: tuple[int, int, PathOpening] | None = None  # a path, which opens when that one before it is stored
 
-    def begin(self, publisher: int, path: int, left: str) -> None:
+    def begin(self, publisher: MemberId, path: int, left: str) -> None:
         """Before it joins: its paths are above that one, which was ended with FIN on this Exchange ("": it was not)."""
-        self._publisher, self._machine = publisher, PathMachine(path=path, left=left)
+        (self._publisher, self.proof), self._machine = publisher, PathMachine(path=path, left=left)
 
     def begin_behind(self, number: int) -> None:
         """Messages up to this one are stored. Before `resume`."""

@@ -27,17 +27,18 @@ from roq.errors import (
     PayloadTooLarge,
     RoqError,
 )
-from roq.ids import new_id
 from roq.pubsub.links import BACKLOG_BYTES
 from roq.pubsub.membership import ClientMembership
 from roq.pubsub.path_sender import ASK_SECONDS, PathSender
 from roq.pubsub.storing import Storing
 from roq.pubsub.watermarks import TOPICS_REMEMBERED, TopicRecord, TopicWatermarks
+from roq.runtime.security import new_member_id
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 from roq.wire.frame import HEADERS_VERSION, VERSION, Item, encode_data
 from roq.wire.headers import Headers, check_message_headers
 from roq.wire.limits import BATCH_BYTES, FRAME_OVERHEAD_BYTES
+from roq.wire.member_id import MemberId
 from roq.wire.recording import TapePosition
 
 CHUNK_MESSAGES = 512  # taken from publish_many's iterable at once
@@ -76,7 +77,7 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
     def __init__(self, client: GcmClient, queue: str, confirm: str = ROUTED) -> None:
         if confirm not in (ROUTED, STORED):
             raise InvalidConfiguration(f"confirm is {ROUTED!r} or {STORED!r}, got {confirm!r}")
-        self.id = new_id()
+        self.id = (member := new_member_id()).id
         self.queue = queue
         self.dropped = 0  # messages given up with overflow "drop"
         self.messages = self.bytes = 0
@@ -85,7 +86,7 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
         self._loop = asyncio.get_running_loop()
         self._membership = ClientMembership(client, queue, self)
         self._storing = Storing(client, queue, wanted=confirm == STORED)
-        self._sender = self._make_sender()
+        self._sender = self._make_sender(member)
         self._topics: dict[str, TopicRecord] = {}
         self._sequence = self._payload_max = self._batch_bytes = 0
         self._overflow = Overflow.DROP
@@ -102,8 +103,8 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
         self.protocol = wire.PROTOCOL  # what every subscriber understands
         self._needs = 1  # what they have to understand that are to read this publisher
 
-    def _make_sender(self) -> PathSender:
-        return PathSender(self.id, self._flush, self._membership.report_now, lambda: self._sequence)
+    def _make_sender(self, member: MemberId) -> PathSender:
+        return PathSender(member, self._flush, self._membership.report_now, lambda: self._sequence)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -445,8 +446,7 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
 
     def join_request(self) -> wire.JoinPublisher:
         """See membership.Member."""
-        sender = self._sender
-        return wire.JoinPublisher(self.id, sender.path, sender.exchange, sender.token, wire.PROTOCOL, self._needs)
+        return wire.JoinPublisher(self.id, *self._sender.place, wire.PROTOCOL, self._needs, proof=self._sender.proof)
 
     def report(self) -> wire.PublisherReport:
         """See membership.Member. Also the moment for watermarks, and to ask for confirmation."""

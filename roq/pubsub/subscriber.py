@@ -17,7 +17,6 @@ from typing import Any
 
 from roq.coordination.locate import GcmClient
 from roq.errors import Closed, DeadlineExceeded, FrameError, MessagesLost, RoqError, SlowSubscriber
-from roq.ids import new_id
 from roq.pubsub.attachments import Attachments
 from roq.pubsub.handover import TAPED_PREFIX
 from roq.pubsub.inbox import Inbox
@@ -31,6 +30,7 @@ from roq.pubsub.start import EARLIEST, LAST, LIVE, Follow, Start, check_follow, 
 from roq.pubsub.subscription import Batch, SubscriberHealth, TopicFilter
 from roq.pubsub.tape import Tape
 from roq.runtime.observe import Counters, Refusals, logger
+from roq.runtime.security import new_member_id
 from roq.wire import frame as frames
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
@@ -64,7 +64,7 @@ class Subscriber(Inbox):
     ) -> None:
         begin, after = check_start(start), check_follow(follow)
         has_past = begin != LIVE or after is Follow.STORED or self._begins_on_tapes
-        self.id, self.queue = new_id(), queue
+        (self.id, self.proof), self.queue = new_member_id(), queue
         super().__init__(on_lost, Where(where) if where else None, latest=begin == LAST)
         self.counters = Counters()
         self._filter = TopicFilter(topics or (">",))
@@ -437,7 +437,7 @@ class Subscriber(Inbox):
     def join_request(self) -> wire.JoinSubscriber:
         """See membership.Member."""
         returning = self._standing.was_ready and self._failure is None
-        return wire.JoinSubscriber(self.id, self._filter.patterns, returning, wire.PROTOCOL)
+        return wire.JoinSubscriber(self.id, self._filter.patterns, returning, wire.PROTOCOL, proof=self.proof)
 
     def report(self) -> wire.SubscriberReport:
         """See membership.Member. Also the moment to look after time limits."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import secrets
 import ssl
 import stat
 import threading
@@ -34,6 +35,7 @@ import msgspec
 from nacl import bindings
 
 from roq.errors import AccessDenied, InvalidConfiguration
+from roq.ids import new_id
 from roq.runtime.audit import turned_away
 from roq.runtime.files import DISK
 from roq.runtime.observe import logger
@@ -41,6 +43,7 @@ from roq.runtime.places import configuration_home
 from roq.wire import zmtp
 from roq.wire.card import CARD_PROPERTY, AccessList, Card, CardRole, SecurityMode, verify, verify_card
 from roq.wire.curve import KEY_BYTES, CurveClient, CurveOrNullServer, CurveServer, KeyPair
+from roq.wire.member_id import ID_MIN, NONCE_BYTES, MemberId, drawn_id, is_proved, seal_grant
 
 log = logger(__name__)
 
@@ -121,6 +124,25 @@ class Security:
         card.check_time(self._clock())
         if card.id in self.access.revoked:
             raise AccessDenied(f"the card of {card.name} was revoked")
+
+    def draw_member_id(self) -> MemberId:
+        """For a publisher or subscriber of this process."""
+        while True:
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            if (drawn := drawn_id(self.card.name, nonce)) >= ID_MIN:
+                return MemberId(drawn, nonce)
+
+    def seal_grant(self, queue: str, id: int, card: Card) -> bytes:
+        """Proof that the holder of this card was given a producer's id."""
+        return seal_grant(self._server_keys[0].secret, queue, id, card.name)
+
+    def check_member(self, card: Card, queue: str, member: MemberId) -> None:
+        """That a program with this card may publish or subscribe under this id. GCMs and hosts are trusted with each other's.
+        Raises AccessDenied."""
+        if card.role is CardRole.CLIENT and not is_proved(
+            member, queue, card.name, (keys.secret for keys in self._server_keys)
+        ):
+            raise AccessDenied(f"{card.name} did not prove that the id {member.id:x} is its own")
 
     def watch(self, server: Any) -> None:
         """Its `cut(revoked)` is called when cards are revoked."""
@@ -314,3 +336,9 @@ def members_only(card: Card) -> None:
     """For endpoints between processes of the cluster. Raises AccessDenied."""
     if card.role is CardRole.CLIENT:
         raise AccessDenied(f"{card.name} is no host of this cluster")
+
+
+def new_member_id() -> MemberId:
+    """For a publisher or subscriber of this process."""
+    security = process_security()
+    return MemberId(new_id()) if security is None else security.draw_member_id()

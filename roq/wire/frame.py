@@ -127,11 +127,12 @@ class PathOpening(msgspec.Struct, frozen=True, array_like=True):
     """Body of OPEN: where the path before this one ran, and whether it was ended with FIN.
 
     A subscriber attached to `left` waits for the FIN when `finished`; otherwise it goes on at once (the old Exchange is
-    gone and the publisher replays).
+    gone and the publisher replays). proof: for the Exchange of a secured cluster, that the id is the publisher's own.
     """
 
     left: str
     finished: bool
+    proof: bytes = b""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -233,6 +234,12 @@ def bundle_body(body: memoryview) -> list[bytes]:
     if any(frame[:1] == CONTROL_PREFIX for frame in found):
         raise FrameError("a control frame within a bundle")
     return found
+
+
+def publisher_of(frame: bytes) -> bytes:
+    """The 8 bytes of the publisher's id in a frame's header, or in what it begins with; fewer of one that has no header."""
+    header = 1 if frame[:1] == CONTROL_PREFIX else frame.find(0) + 1
+    return frame[header + 2 : header + 10] if header else b""
 
 
 def control_prefix(kind: FrameKind) -> bytes:

@@ -72,6 +72,7 @@ class JoinPublisher(msgspec.Struct, frozen=True, tag=True, array_like=True):
     above: int = 0  # of a producer: its paths are above this one, and nobody of this id publishes on lower ones any more
     prefer: str = ""  # Exchange it was on last: what it left there comes before what follows
     before: ReadyCount | None = None  # as the Monitor it was with said when it ended
+    proof: bytes = b""  # in a secured cluster: that the id is its own
 
 
 class PublisherWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -145,6 +146,7 @@ class JoinSubscriber(msgspec.Struct, frozen=True, tag=True, array_like=True):
     protocol: int = 1
     service: Service | None = None  # requests reach it on a topic of its own, see requests.py
     before: ReadyCount | None = None  # as in JoinPublisher
+    proof: bytes = b""  # likewise
 
 
 class SubscriberWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):

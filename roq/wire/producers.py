@@ -29,7 +29,7 @@ class OpenProducer(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class ProducerGrant(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Answer to OpenProducer. publisher: its id. path: its paths are above this one. number: of its last message that is known
     to be stored. exchange: that it was on last, "" if it was on none. settled: nothing is stored behind it; else what is was
-    written within since..until (seconds since 1970, of the GCM's clocks)."""
+    written within since..until (seconds since 1970, of the GCM's clocks). proof: that the id was given to who asked."""
 
     publisher: int
     path: int
@@ -38,6 +38,7 @@ class ProducerGrant(msgspec.Struct, frozen=True, tag=True, array_like=True):
     settled: bool
     since: float
     until: float
+    proof: bytes = b""
 
 
 class KeepProducer(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -9,7 +9,7 @@ import asyncio
 import base64
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,8 +29,10 @@ from roq.tools.authority import Authority
 from roq.wire.assignment import QueueSettings
 from roq.wire.card import CardRole, Grant, Right, verify_card
 from roq.wire.curve import KeyPair
+from roq.wire.frame import FrameKind, PathOpening, encode_bundle, encode_control, encode_data
+from roq.wire.member_id import NONCE_BYTES, MemberId, drawn_id
 from tests.harness import libzmq
-from tests.integration.link_rig import HERE, data
+from tests.integration.link_rig import HERE
 from tests.integration.zmtp_rig import LOCAL, WAIT_SECONDS, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*event_loop_policy.*:DeprecationWarning")
@@ -158,6 +160,14 @@ async def test_a_dealer_and_a_blocking_one_at_libzmqs_router(people: People) -> 
         blocking.close()
 
 
+def opening(member: MemberId) -> bytes:
+    return encode_control(FrameKind.OPEN, member.id, 1, 0, PathOpening("", False, member.proof), 0)
+
+
+def sent_by(member: MemberId, number: int, size: int = 0) -> bytes:
+    return encode_data(b"t", member.id, 1, number, number - 1, number - 1, [b"x" * size], 0)
+
+
 @contextlib.asynccontextmanager
 async def exchange(people: People) -> AsyncIterator[Forwarder]:
     made = Forwarder(LOCAL, 0, 0, "A/1", QueueSettings(), Counters(), people.host, "q")
@@ -171,11 +181,13 @@ async def exchange(people: People) -> AsyncIterator[Forwarder]:
 @pytest.mark.parametrize("theirs", ["nobody", "publisher", "subscriber", "both"])
 async def test_publishers_and_subscribers_of_both_kinds_at_an_exchange(people: People, theirs: str) -> None:
     keys = people.libzmq_keys()
-    frames = [data(b"t\0", number, size) for number, size in enumerate((10, 0, 100_000, 300), 1)]
     async with exchange(people) as made:
         with contextlib.ExitStack() as stack:
             got = list[list[bytes]]()
             ours = people.client(Grant(Right.PUBLISH, "q"), Grant(Right.SUBSCRIBE, "*"))
+            nonce = b"n" * NONCE_BYTES
+            member = MemberId(drawn_id("plain", nonce), nonce) if theirs in ("publisher", "both") else ours.draw_member_id()
+            frames = [sent_by(member, number, size) for number, size in enumerate((10, 0, 100_000, 300), 1)]
             if theirs in ("subscriber", "both"):
                 reader = stack.enter_context(libzmq_peer(zmq.SUB, people, keys, f"{HERE}{made.back_port}"))
                 reader.subscribe(b"t")
@@ -185,18 +197,61 @@ async def test_publishers_and_subscribers_of_both_kinds_at_an_exchange(people: P
             if theirs in ("publisher", "both"):
                 writer = stack.enter_context(libzmq_peer(zmq.XPUB, people, keys, f"{HERE}{made.front_port}"))
                 assert await asyncio.to_thread(writer.recv) == b"\x01"
-                for frame in frames:
+                for frame in (opening(member), *frames):
                     writer.send(frame)
             else:
                 link = PublisherLink(f"{HERE}{made.front_port}", ours)
                 stack.callback(link.close)
                 await until(lambda: link.open)
-                for frame in frames:
+                for frame in (opening(member), *frames):
                     link.send(frame)
             if theirs in ("subscriber", "both"):
                 got = [[await asyncio.to_thread(reader.recv)] for _ in frames]
             await until(lambda: len(got) == len(frames))
             assert got == [[frame] for frame in frames]
+
+
+FORGED: dict[str, Callable[[MemberId, MemberId], list[bytes]]] = {
+    "data": lambda own, other: [opening(own), sent_by(other, 1)],
+    "behind own": lambda own, other: [opening(own), sent_by(own, 1), sent_by(other, 2)],
+    "large data": lambda own, other: [opening(own), sent_by(other, 1, 100_000)],
+    "nothing opened": lambda own, other: [sent_by(own, 1)],
+    "opened without proof": lambda own, other: [opening(own._replace(proof=b""))],
+    "opened with that one's proof": lambda own, other: [opening(other)],
+    "opened with the own proof": lambda own, other: [opening(MemberId(other.id, own.proof))],
+    "opened by a server's id": lambda own, other: [opening(MemberId(1, own.proof))],
+    "end": lambda own, other: [opening(own), encode_control(FrameKind.FIN, other.id, 1, 0, None, 0)],
+    "mark": lambda own, other: [opening(own), encode_control(FrameKind.MARK, other.id, 1, 0, 1, 0)],
+    "watermark": lambda own, other: [opening(own), encode_control(FrameKind.WATERMARK, other.id, 1, 9, {"t": (9, 9)}, 0)],
+    "bundle": lambda own, other: [opening(own), encode_bundle(own.id, 1, 0, [sent_by(own, 1), sent_by(other, 1)], 0)],
+    "no header": lambda own, other: [opening(own), b"t\0short"],
+    "no topic": lambda own, other: [opening(own), b"t"],
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+async def test_nothing_is_taken_in_the_name_of_another_publisher(people: People, what: str) -> None:
+    """With every right to the queue, and an id that messages show."""
+    mallory = Security(people.authority.issue("mallory", CardRole.CLIENT, [Grant(Right.PUBLISH, "q")]))
+    own, other = mallory.draw_member_id(), people.client().draw_member_id()
+    async with exchange(people) as made:
+        got = list[list[bytes]]()
+        reader = SubscriberLink(f"{HERE}{made.back_port}", [b""], got.extend, 1 << 20, people.host)
+        await until(lambda: made.subscriptions._prefixes)
+        link = PublisherLink(f"{HERE}{made.front_port}", mallory)
+        await until(lambda: link.open)
+        for frame in FORGED[what](own, other):
+            link.send(frame)
+        await until(lambda: made.counters["refused_publisher"])
+        link.close()
+        honest = PublisherLink(f"{HERE}{made.front_port}", people.host)
+        await until(lambda: honest.open)
+        honest.send(sent_by(MemberId(3), 1))
+        await until(lambda: [sent_by(MemberId(3), 1)] in got)
+        foreign = other.id.to_bytes(8, "little")
+        assert not any(foreign in frame for parts in got for frame in parts)
+        for one in (honest, reader):
+            one.close()
 
 
 async def test_a_broadcast_to_both_kinds(people: People) -> None:

@@ -13,6 +13,7 @@ import zmq
 from roq.pubsub import path_sender as module
 from roq.pubsub.path_sender import PathSender
 from roq.wire.frame import FrameKind, encode_data, mark_body, parse, welcome
+from roq.wire.member_id import MemberId
 from roq.wire.monitor import ExchangeAddress
 from tests.harness import libzmq
 
@@ -53,7 +54,7 @@ async def test_a_closing_path_that_is_begun_again_ends_once(portion: int, monkey
     monkeypatch.setattr(module, "PORTION_SECONDS", 60.0)
     fronts = {id: Front(id) for id in "ABCD"}
     sent = 0
-    sender = PathSender(7, lambda: None, lambda: None, lambda: sent)
+    sender = PathSender(MemberId(7), lambda: None, lambda: None, lambda: sent)
     try:
         sender.assign(fronts["A"].address, 1)
         await fronts["A"].until(FrameKind.OPEN, 1)

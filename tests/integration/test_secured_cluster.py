@@ -29,10 +29,8 @@ from roq.runtime.shutdown import ask
 from roq.tools.authority import Authority
 from roq.tools.local.cluster import LocalCluster
 from roq.wire import access, hcm, master, monitor, process, store, zmtp
-from roq.wire import frame as frames
 from roq.wire.assignment import ProcessSpec
 from roq.wire.card import CardRole, Grant, Quota, Right
-from roq.wire.frame import FrameKind
 from roq.wire.kpi import Decision
 from tests.harness.cards import as_holder
 from tests.harness.commands import ROOT
@@ -41,7 +39,6 @@ from tests.integration.secured_rig import (
     ENVIRONMENT,
     WAIT_SECONDS,
     Cluster,
-    Retirer,
     look_around,
     refused,
     started,
@@ -254,41 +251,6 @@ async def test_what_a_card_with_every_right_to_queues_still_cannot_do(cluster: C
             assert [one.exchange for one in after.exchanges] == [one.exchange for one in before.exchanges]
             with pytest.raises(AccessDenied, match="`admin`"):
                 await connected.set_access(cluster.authority.access_list())
-
-
-async def test_who_may_publish_neither_ends_an_exchange_nor_speaks_for_others(cluster: Cluster) -> None:
-    """It is cut off as it tries to retire the Exchange, and may not leave, report or join for another. Messages go on."""
-    attacker = cluster.card("attacker", Grant(Right.PUBLISH, "orders"), Grant(Right.SUBSCRIBE, "orders"))
-    with as_holder(cluster.owner):
-        async with (
-            roq.connect(cluster.zookeeper) as connected,
-            connected.subscriber("orders") as subscriber,
-            connected.publisher("orders") as publisher,
-        ):
-            await publisher.publish("t", b"before")
-            assert (await one_of(subscriber)).payload == b"before"
-            (there,) = (await connected.inspect("orders")).exchanges
-            endpoint = (await connected.queue("orders")).monitors[0].clients_endpoint()
-            with as_holder(attacker):
-                link = Retirer(there.exchange.front_endpoint())
-                try:
-                    async with asyncio.timeout(WAIT_SECONDS):
-                        await link.greeted_event.wait()
-                        link.send(frames.encode_control(FrameKind.RETIRE, 1, 0, 0, there.exchange.token, time.time_ns()))
-                        await link.lost_event.wait()
-                finally:
-                    link.close()
-                for request in (monitor.Leave(publisher.id), monitor.Leave(subscriber.id), monitor.JoinPublisher(publisher.id)):
-                    assert "joined with another card" in await refused(endpoint, monitor.Reply, request)
-                forger = RpcClient(endpoint, monitor.Reply)
-                forger.notify(monitor.SubscriberReport(subscriber.id, 1 << 40, (), 0, 0, 0, 0, 0.0, 0.0, 0.0))
-                assert "`describe`" in await refused(endpoint, monitor.Reply, monitor.Describe())  # behind the notice
-                forger.close()
-            await publisher.publish("t", b"after")
-            assert (await one_of(subscriber)).payload == b"after"
-            await publisher.flush(WAIT_SECONDS)
-            assert [one.exchange for one in (await connected.inspect("orders")).exchanges] == [there.exchange]
-            assert subscriber.lost == 0
 
 
 async def test_a_card_uses_no_more_than_its_quota(cluster: Cluster) -> None:

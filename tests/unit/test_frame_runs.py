@@ -6,13 +6,15 @@ Not covered: connections and queues (tests/integration/test_forwarder.py).
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
-from roq.errors import FrameError
+from roq.errors import AccessDenied, FrameError
 from roq.pubsub.exchange.runs import CONTROL_KEY_BYTES, IN_PIECES_BYTES, TOPIC_BYTES_MAX, FrameRun, FrameRuns
+from roq.wire.frame import publisher_of
 from roq.wire.limits import SUBSCRIPTION_BYTES_MAX
 from roq.wire.zmtp import COMMAND, LONG, MORE, frame, frames_in
 
@@ -51,11 +53,11 @@ def expected_route(body: bytes) -> Route:
 class Cutting:
     """A FrameRuns with what came out of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_sender: Callable[[bytes], None] | None = None) -> None:
         self.controls = list[bytes]()
         self.runs = list[FrameRun[Route]]()
         self._same = dict[Route, Route]()
-        self.cut = FrameRuns(self._route, FRAME_BYTES_MAX, self.controls.append)
+        self.cut = FrameRuns(self._route, FRAME_BYTES_MAX, self.controls.append, on_sender)
 
     def _route(self, key: bytes) -> Route:
         route = tuple(prefix for prefix in PREFIXES if key.startswith(prefix))
@@ -100,6 +102,42 @@ def test_whatever_way_they_are_cut_the_frames_come_out_in_order_with_their_route
         cutting.feed(stream[at : at + step])
         at, turn = at + step, turn + 1
     check(cutting, sent)
+
+
+senders = st.builds(
+    lambda topic, publisher, size: topic + b"\1\0" + publisher * 8 + b"x" * size,
+    st.sampled_from([b"a\0", b"ab\0", b"\0", b"c" * 255 + b"\0", b"a" * 256]),
+    st.sampled_from([b"p", b"p", b"p", b"q"]),
+    st.one_of(st.integers(0, 60), st.integers(IN_PIECES_BYTES - 10, 2 * IN_PIECES_BYTES)),
+)
+
+
+@settings(max_examples=400)
+@given(st.lists(senders, max_size=10), steps)
+@example([b"a\0\1\0pppppppp", b"a\0\1\0pppppppq"], [40_000])
+@example([b"a\0\1\0pppppppp", b"a\0\1\0ppp"], [40_000])
+def test_no_frame_of_another_sender_comes_out(sent: list[bytes], cuts: list[int]) -> None:
+    """Alike begins a row of frames that are compared at once; one that is too short has no sender."""
+    own, at, turn = b"p" * 8, 0, 0
+
+    def look(beginning: bytes) -> None:
+        if publisher_of(beginning) != own:
+            raise AccessDenied("of another one")
+
+    stream, cutting = stream_of([(one, False) for one in sent]), Cutting(look)
+    foreign = [one for one in sent if one.find(b"\0") + 1 == 0 or publisher_of(one) != own]
+    refused = False
+    while at < len(stream) and not refused:
+        step = cuts[turn % len(cuts)]
+        try:
+            cutting.feed(stream[at : at + step])
+        except AccessDenied:
+            refused = True
+        at, turn = at + step, turn + 1
+    out = [one for one, _ in cutting.frames()]
+    assert refused == bool(foreign)
+    assert out == [frame(one) for one in sent[: len(out)]]
+    assert len(out) == len(sent) or (foreign and len(out) <= sent.index(foreign[0]))
 
 
 SEVERAL: list[Sent] = [

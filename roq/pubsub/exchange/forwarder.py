@@ -11,7 +11,8 @@ ends a path (FIN). A subscriber is told when its subscriptions are active (ATTAC
 In a recorded queue everything is also written to the Exchange's tape (recorder.py); publishers that ask (STORE) are told what
 is stored there, and subscribers that ask where their messages begin on it.
 
-With a `security`, only who may publish to the queue is let in in front, and who may subscribe at the back.
+With a `security`, only who may publish to the queue is let in in front, and who may subscribe at the back; and what comes over
+a program's connection is from the publisher that has opened a path there and proved that its id is its own.
 
 Not covered: who belongs to the queue (the Monitor).
 """
@@ -25,7 +26,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from roq.errors import FrameError
+from roq.errors import AccessDenied, FrameError
 from roq.pubsub.exchange.dropped import DroppedTopics
 from roq.pubsub.exchange.publish_quota import PublishQuotas
 from roq.pubsub.exchange.recorder import Recorder
@@ -46,6 +47,7 @@ from roq.wire.limits import (
     SUBSCRIPTION_BYTES_MAX,
     UNFINISHED_BYTES_MAX,
 )
+from roq.wire.member_id import MemberId
 from roq.wire.rights import check_member
 
 LOOK_SECONDS = 1.0  # between two looks at those who are full
@@ -97,7 +99,7 @@ class Forwarder:
         self.counters, self.refusals, self._quotas = counters, Refusals(log, counters), PublishQuotas()
         self.greeting = zmtp.frame(SUBSCRIBE_ALL) + zmtp.frame(welcome(token))
         self.recorder: Recorder | None = None  # while the queue is recorded
-        self._token, self._tape_full = token, False
+        self.queue, self._token, self._tape_full = queue, token, False
         self.fences = dict[int, int]()  # publishers whose paths up to this one are refused; fenced last comes last
         self._told_of_tape = dict[SubscriberPeer, None]()
         self.attached = zmtp.frame(frames.encode_control(FrameKind.ATTACHED, 0, 0, 0, token, time.time_ns()))
@@ -278,6 +280,7 @@ class PublisherPeer(Peer, asyncio.Protocol):
         self._recorder: Recorder | None = None  # that took what came last
         self._mixed = self._began = False  # of what nothing was confirmed, some was taken by no recorder, or by another one
         self._opened = (0, 0)  # publisher, and its newest path
+        self._proved = b""  # id of who opened that path, in a frame's bytes; of a program with a card nothing else is taken
         self._wants_stored = False  # what it is told of its paths' ends, too, is told once that is stored
 
     def data_received(self, data: bytes) -> None:
@@ -302,7 +305,7 @@ class PublisherPeer(Peer, asyncio.Protocol):
                 if self._runs.pongs:
                     self.answer(self._runs.pongs)
                     self._runs.pongs.clear()
-        except FrameError as error:
+        except (FrameError, AccessDenied) as error:
             forwarder.refusals.note("publisher", error)
             self.refuse(error)
         self.have_read(self.unfinished + (0 if self._runs is None else self._runs.unfinished), finished=finished)
@@ -317,7 +320,9 @@ class PublisherPeer(Peer, asyncio.Protocol):
         messages = self.take(data)
         if not self.parser.ready:
             return b""
-        self._runs = FrameRuns(self._forwarder.subscriptions.route, self._forwarder.frame_bytes_max, self._control)
+        self._asks_proof = self.card is not None and self.card.role is CardRole.CLIENT
+        forwarder, on_sender = self._forwarder, self._check_sender if self._asks_proof else None
+        self._runs = FrameRuns(forwarder.subscriptions.route, forwarder.frame_bytes_max, self._control, on_sender)
         self.transport.write(self._forwarder.greeting)
         for reason in self._forwarder.holds():
             self.hold(reason)
@@ -331,6 +336,8 @@ class PublisherPeer(Peer, asyncio.Protocol):
             raise FrameError(f"a frame of kind {kind}, which only an Exchange sends")
         if kind == FrameKind.RETIRE and self.card is not None and self.card.role is CardRole.CLIENT:
             raise FrameError(f"a publisher, {self.card.name}, can't retire an Exchange: only the Monitor does")
+        if self._asks_proof:
+            self._check_control(kind, body)
         if kind in ANSWERED:
             self._asked.append(body)
         elif kind == FrameKind.OPEN:
@@ -338,6 +345,22 @@ class PublisherPeer(Peer, asyncio.Protocol):
             if header.path <= self._forwarder.fences.get(header.publisher, 0):
                 raise FrameError(f"path {header.path} of a producer that was opened anew since")
             self._opened = header.publisher, header.path
+
+    def _check_control(self, kind: int, body: bytes) -> None:
+        """Raises FrameError, AccessDenied."""
+        card, security = self.card, self._server.security
+        if kind == FrameKind.OPEN and card is not None and security is not None:
+            _, header, content = frames.parse(body)
+            security.check_member(card, self._forwarder.queue, MemberId(header.publisher, frames.opening_body(content).proof))
+            self._proved = frames.publisher_of(body)
+        self._check_sender(body)
+        if kind == FrameKind.BUNDLE:
+            for part in frames.bundle_body(frames.parse(body)[2]):
+                self._check_sender(part)
+
+    def _check_sender(self, frame: bytes) -> None:
+        if frames.publisher_of(frame) != self._proved or not self._proved:
+            raise AccessDenied("a frame of a publisher that has opened no path on this connection")
 
     def path_of(self, publisher: int) -> float:
         """Its newest one here, if this is that publisher's connection; else beyond any."""

@@ -1,7 +1,8 @@
 """A publisher's bytes cut into runs: frames in a row that go to the same subscribers, still as they came. Pure.
 
 Frames are not decoded: what decides who gets one is its key, a data frame's topic and the NUL behind it, or the first three
-bytes of a control frame. A frame that is not complete yet waits; a large one in the pieces in which it comes.
+bytes of a control frame. A frame that is not complete yet waits; a large one in the pieces in which it comes. Where it counts
+who has sent a frame, that is what follows the key, up to the publisher's id: of the next frame both are compared at once.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from roq.wire.limits import SUBSCRIPTION_BYTES_MAX
 R = TypeVar("R")
 TOPIC_BYTES_MAX = 256  # with the NUL; a foreign frame without one is matched by so many
 CONTROL_KEY_BYTES = 3
+SENDER_BYTES = 10  # of a data frame's header: version, kind, publisher
 IN_PIECES_BYTES = 16 * 1024  # from this size on a frame is not copied together
 _CONTROL = CONTROL_PREFIX[0]
 _NO_KEY = CONTROL_PREFIX * 300  # what no frame begins with
@@ -34,10 +36,17 @@ class FrameRun(NamedTuple, Generic[R]):
 class FrameRuns(Generic[R]):
     """One publisher's. route(key): who gets what has this key; the same object for the same peers. frame_bytes_max: a frame
     without its ZMTP header. on_control(body): for each control frame as it comes, to be answered once the runs are sent.
+    on_sender(beginning): of data, whenever key or sender are others than those of the frame before; its errors are raised.
     pongs: to be sent back."""
 
-    def __init__(self, route: Callable[[bytes], R], frame_bytes_max: int, on_control: Callable[[bytes], None]) -> None:
-        self._route, self._max, self._on_control = route, frame_bytes_max, on_control
+    def __init__(
+        self,
+        route: Callable[[bytes], R],
+        frame_bytes_max: int,
+        on_control: Callable[[bytes], None],
+        on_sender: Callable[[bytes], None] | None = None,
+    ) -> None:
+        self._route, self._max, self._on_control, self._on_sender = route, frame_bytes_max, on_control, on_sender
         self.pongs: list[bytes] = []
         self._rest = b""
         self._pieces: list[bytes | memoryview] = []  # of a large frame
@@ -92,10 +101,14 @@ class FrameRuns(Generic[R]):
                 nul = data.find(0, begin, min(stop, begin + TOPIC_BYTES_MAX))
                 if nul >= 0 and data[begin] != _CONTROL:
                     last = key = data[begin : nul + 1]
+                    if self._on_sender is not None:
+                        self._on_sender(last := data[begin : min(stop, nul + 1 + SENDER_BYTES)])
                 else:  # without an end other keys may begin with it
                     last, key = _NO_KEY, self._key(data, begin, stop)
                     if key[:1] == CONTROL_PREFIX:
                         self._on_control(data[begin:stop])
+                    elif self._on_sender is not None:
+                        self._on_sender(data[begin:stop])
                 route = self._route(key)
                 if route is not now:
                     _add(runs, now, data, start, at, count)
@@ -130,7 +143,7 @@ class FrameRuns(Generic[R]):
 
     def _begin_large(self, rest: bytes) -> bool:
         """Whether the rest is the beginning of one that is worth being kept in pieces."""
-        if rest[0] != zmtp.LONG or len(rest) < 9 + TOPIC_BYTES_MAX:
+        if rest[0] != zmtp.LONG or len(rest) < 9 + TOPIC_BYTES_MAX + SENDER_BYTES:
             return False
         size = int.from_bytes(rest[1:9], "big")
         if size < IN_PIECES_BYTES:
@@ -147,6 +160,8 @@ class FrameRuns(Generic[R]):
         route = self._route(self._key(first, 9, len(first)))
         if first[9:10] == CONTROL_PREFIX:
             self._on_control(b"".join(pieces)[9:])
+        elif self._on_sender is not None:
+            self._on_sender(first[9:])
         runs.append(FrameRun(route, pieces, 1, sum(map(len, pieces))))
         self._missing, self._pieces = 0, []
         return data[missing:]

@@ -1,54 +1,43 @@
 """Whose card a publisher or subscriber of a secured queue joined with: nobody else may leave, report or join again in its name.
-Their ids can be read off messages, so they prove nothing. Pure.
+Their ids can be read off messages, so who joins proves that its id is its own (roq/wire/member_id.py).
 
-Known is who joined since this Monitor began: of a member that has not joined again yet, whoever does first is the holder. Not
-covered: named producers, which may go on with another program's card, and what is sent to Exchanges (docs/security.md).
+A named producer may go on with another program's card, to which the GCM has granted it. Known is who joined since this Monitor
+began. Not covered: what is sent to Exchanges, which ask for the same proof.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Any, NamedTuple
+from typing import Any
 
 from roq.errors import AccessDenied
+from roq.runtime.security import Security
 from roq.wire import monitor
 from roq.wire.card import Card, CardRole
+from roq.wire.member_id import MemberId
 
 SPARE = 1_000  # ids of those who are gone, before they are looked through
 
 
-class MemberHolder(NamedTuple):
-    """name: on the card; "" for hosts and GCMs, which are trusted with each other's. producer: it may go on elsewhere."""
-
-    name: str
-    producer: bool
-
-
 class MemberHolders:
-    """By member's id."""
+    """By member's id: the name on the card; "" for hosts and GCMs, which are trusted with each other's. security: of this
+    process; without one nobody has a card, and nothing is checked."""
 
-    def __init__(self) -> None:
-        self._holders: dict[int, MemberHolder] = {}
+    def __init__(self, queue: str, security: Security | None) -> None:
+        self._queue, self._security = queue, security
+        self._holders: dict[int, str] = {}
 
     def check(self, card: Card, request: Any) -> None:
         """Raises AccessDenied."""
         name = "" if card.role is not CardRole.CLIENT else card.name
         match request:
-            case monitor.JoinPublisher(member, above=above):
-                joining: MemberHolder | None = MemberHolder(name, above > 0)
-            case monitor.JoinSubscriber(member):
-                joining = MemberHolder(name, producer=False)
-            case monitor.PublisherReport(member) | monitor.SubscriberReport(member) | monitor.Leave(member):
-                joining = None
-            case _:
-                return
-        holder = self._holders.get(member)
-        if holder is not None and name and holder.name != name:
-            goes_on = joining is not None and joining.producer and holder.producer
-            if not goes_on:
-                raise AccessDenied(f"member {member:x} of the queue joined with another card than that of {name}")
-        if joining is not None:
-            self._holders[member] = joining
+            case monitor.JoinPublisher(id) | monitor.JoinSubscriber(id):
+                if self._security is not None:
+                    self._security.check_member(card, self._queue, MemberId(id, request.proof))
+                self._holders[id] = name
+            case monitor.PublisherReport(id) | monitor.SubscriberReport(id) | monitor.Leave(id):
+                if name and self._holders.get(id, name) != name:
+                    raise AccessDenied(f"member {id:x} of the queue joined with another card than that of {name}")
 
     def keep(self, members: Container[int], count: int) -> None:
         """Forget those who are none of the queue's `count` members, now and then."""

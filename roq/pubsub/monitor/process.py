@@ -31,6 +31,7 @@ from roq.runtime.liveness import BEAT_SECONDS, beat_on_lease, open_board
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.rpc import RpcServer
 from roq.runtime.run import Tasks, run
+from roq.runtime.security import process_security
 from roq.runtime.shutdown import ShutdownMonitor, ask
 from roq.wire import frame as frames
 from roq.wire import kpi as kpi_wire
@@ -82,7 +83,7 @@ class Monitor:
             process.term,
             self._fenced,
         )
-        self._rights, self._holders = allow_at_monitor(process.queue), MemberHolders()
+        self._rights, self._holders = allow_at_monitor(process.queue), MemberHolders(process.queue, process_security())
         let_in = partial(check_member, right=Right.DESCRIBE, name=process.queue)
         self._kpis = Broadcaster(spec.address, spec.ports["kpis"], let_in=let_in)
         self._server = RpcServer(

@@ -1,32 +1,27 @@
-"""The leader's machine of a shuffle, one situation at a time. Whatever dies when: tests/model/test_shuffle.py."""
+"""What the leader's machine of a shuffle keeps and counts. What it does: tests/scenarios/shuffle_plan. Whatever dies when:
+tests/model/test_shuffle.py."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
-from roq.errors import AttemptConflict, AttemptNotFound, DataLost, ShuffleNotSealed, ShuffleSealed
 from roq.shuffle.events import (
     Answered,
     Ask,
     AttemptReported,
     Commit,
     ComputeTable,
-    DeleteShuffle,
     Event,
     FollowerFailed,
     Instruction,
     Rebalance,
     RecordWritten,
-    Refuse,
     Remove,
     TableComputed,
     TimePassed,
-    Wake,
     WriteRecord,
 )
-from roq.shuffle.plan import GATHER_SECONDS, KEEP_SECONDS, RETRY_SECONDS, ShufflePlan
+from roq.shuffle.plan import GATHER_SECONDS, ShufflePlan
 from roq.shuffle.record import FollowerHosts, ShuffleRecord, Stage, new_table
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Interval, Receipt, RunSample, ShuffleState, Spec
@@ -129,22 +124,6 @@ def _part(interval: Interval) -> RunSample:
     return RunSample(0, "good", 0, len(rows), len(rows) * 10, whole.keys[first:end], tuple(rows), (10,) * len(rows))
 
 
-def test_a_table_is_cut_when_one_is_wanted_and_not_before_others_could_tell() -> None:
-    one = Leader()
-    one.feed(AttemptReported((sample(),), (), wanted=False))
-    one.wait(10)
-    assert one.record.epoch == 0
-    one.feed(AttemptReported((sample(1),), (GOOD,), wanted=True))
-    (wake,) = one.told
-    assert isinstance(wake, Wake)
-    assert wake.seconds == pytest.approx(GATHER_SECONDS)
-    assert one.record.epoch == 0
-    one.wait(GATHER_SECONDS)
-    assert (one.record.epoch, len(one.record.table), one.record.stage) == (1, 4, Stage.NONE)
-    assert all(len(each.holders) == 2 for each in one.record.table)
-    assert one.plan.stored == {(0, "good")}
-
-
 def test_no_table_without_hosts() -> None:
     one = Leader()
     one.hosts()
@@ -152,59 +131,6 @@ def test_no_table_without_hosts() -> None:
     assert one.record.epoch == 0
     one.hosts("a")
     assert [each.holders for each in one.record.table] == [("a",)] * 4
-
-
-def test_winners_are_counted_at_every_holder() -> None:
-    one = Leader()
-    one.table()
-    one.feed(Commit((GOOD,)))
-    counting = one.answer(wire.CountRows)
-    assert sorted(ask.host for ask in counting) == [*HOSTS]
-    assert (one.record.state, one.record.stage) == (ShuffleState.SEALED, Stage.KEEPING)
-    assert [each.rows for each in one.record.table] == [25] * 4
-    assert {ask.host for ask in one.answer(wire.KeepIntervals)} == {*HOSTS}
-    assert one.stage() is Stage.NONE
-    one.feed(Commit((GOOD,)))
-    with pytest.raises(ShuffleSealed):
-        one.feed(Commit(()))
-    with pytest.raises(AttemptConflict):
-        Leader().feed(Commit((GOOD, Receipt(0, "bad", 1, 1, 1))))
-
-
-def test_who_was_counted_to_lack_rows_fetches_them_from_who_has_them() -> None:
-    one = Leader()
-    one.table()
-    one.feed(Commit((GOOD,)))
-    short = one.record.table[0]
-    lacking, full = short.holders
-    for ask in list(one.asked):
-        assert isinstance(ask.request, wire.CountRows)
-        rows = [0 if ask.host == lacking and each == short.interval else 25 for each in ask.request.intervals]
-        one.feed(Answered(ask.id, wire.Counts(rows, rows)))
-    fetching = [ask for ask in one.asked if isinstance(ask.request, wire.FetchInterval)]
-    assert [(ask.host, ask.request.sources) for ask in fetching if isinstance(ask.request, wire.FetchInterval)] == [
-        (lacking, [full])
-    ]
-    one.asked = fetching
-    one.answer(wire.FetchInterval, wire.CountRows)
-    assert one.record.state is ShuffleState.SEALED
-
-
-@pytest.mark.parametrize(("stored", "error"), [(False, AttemptNotFound), (True, DataLost)])
-def test_winners_that_are_not_there_can_not_win_and_others_can(stored: bool, error: type[Exception]) -> None:
-    one = Leader()
-    one.table()
-    bogus = Receipt(1, "bogus", 7, 70, 1)
-    if stored:
-        one.feed(AttemptReported((), (bogus,), wanted=False))
-    one.feed(Commit((GOOD, bogus)))
-    one.answer(wire.CountRows, wire.TellSamples)
-    (refusal,) = (each for each in one.told if isinstance(each, Refuse))
-    assert isinstance(refusal.error, error)
-    assert (one.record.state, one.record.receipts) == (ShuffleState.FILLING, ())
-    one.feed(Commit((GOOD,)))
-    one.answer(wire.CountRows)
-    assert one.record.state is ShuffleState.SEALED
 
 
 def test_a_shuffle_that_is_cut_anew_is_read_by_the_table_that_was_counted() -> None:
@@ -248,12 +174,6 @@ def test_an_uneven_table_is_cut_anew_and_former_holders_forget_last() -> None:
     assert one.record.moved >= one.record.moved_least > 0
 
 
-def test_an_empty_shuffle_can_be_sealed_without_a_table() -> None:
-    one = Leader()
-    one.feed(Commit(()))
-    assert (one.record.state, len(one.record.table), one.record.rows) == (ShuffleState.SEALED, 1, 0)
-
-
 def test_a_lost_holder_is_replaced_and_one_that_restarts_is_not() -> None:
     one = Leader().sealed()
     before = one.record.table
@@ -281,73 +201,12 @@ def test_at_the_beginning_of_a_reign_nobody_is_lost() -> None:
     assert one.stage() is Stage.MOVING
 
 
-def test_attempts_under_way_are_told_before_a_lost_holder_is_replaced() -> None:
-    one = Leader()
-    one.table()
-    one.hosts("a", "b")
-    assert (one.record.state, one.record.stage, one.record.epoch) == (ShuffleState.FILLING, Stage.MOVING, 2)
-    assert {type(ask.request) for ask in one.asked} == {wire.TableChanged}
-    told = one.asked.pop()
-    one.feed(FollowerFailed(told.id))
-    one.answer(wire.TableChanged)
-    assert {type(ask.request) for ask in one.asked} == {wire.FetchInterval}
-    one.answer(wire.FetchInterval)
-    assert (one.record.stage, one.record.former) == (Stage.NONE, ())
-
-
-def test_data_that_is_nowhere_is_looked_for_again() -> None:
+def test_a_removed_shuffle_is_forgotten_when_all_that_run_have_answered() -> None:
     one = Leader().sealed()
-    one.counted = {one.record.table[1].interval: 20}
-    one.hosts("a", "b")
-    one.answer(wire.FetchInterval)
-    one.answer(wire.CountRows)
-    assert one.stage() is Stage.MOVING
-    assert one.told[-1] == Wake(RETRY_SECONDS)
-    assert not one.asked
-    one.counted = {}
-    one.wait(RETRY_SECONDS)
-    one.answer(wire.FetchInterval, wire.CountRows)
-    assert one.stage() is Stage.KEEPING
-
-
-def test_rebalancing_waits_for_forgetting_and_readers_have_time() -> None:
-    with pytest.raises(ShuffleNotSealed):
-        Leader().feed(Rebalance("r", 8))
-    one = Leader()
-    one.table()
-    one.feed(Commit((GOOD,)))
-    one.answer(wire.CountRows)
-    keeping = one.asked
-    assert {type(ask.request) for ask in keeping} == {wire.KeepIntervals}
-    one.feed(Rebalance("r", 8))
-    assert one.stage() is Stage.KEEPING, "followers are still forgetting"
-    one.answer(wire.KeepIntervals)
-    assert one.stage() is Stage.CUTTING
-    one.answer(wire.TellSamples)
-    one.answer(wire.FetchInterval, wire.CountRows)
-    assert (one.record.stage, len(one.record.table), one.record.rebalanced) == (Stage.KEEPING, 8, "r")
-    assert not one.asked
-    assert one.told[-1] == Wake(KEEP_SECONDS)
-    one.feed(Rebalance("r", 8))
-    assert one.stage() is Stage.KEEPING, "the same request again"
-    one.wait(KEEP_SECONDS)
-    one.answer(wire.KeepIntervals)
-    assert one.stage() is Stage.NONE
-
-
-def test_who_comes_back_is_told_what_to_forget() -> None:
-    one = Leader().sealed()
-    one.hosts("a", "b", members=HOSTS)
-    one.hosts(*HOSTS)
-    assert [(ask.host, type(ask.request)) for ask in one.asked] == [("c", wire.KeepIntervals)]
-    one.feed(FollowerFailed(one.asked[0].id))
-    assert len(one.asked) == 2, "until it has"
-    one.answer(wire.KeepIntervals)
     one.feed(Remove("x"))
-    assert {ask.host for ask in one.asked} == {*HOSTS}
+    assert not one.plan.forgotten
     one.answer(wire.ForgetShuffle)
     assert one.plan.forgotten
-    assert one.told[-1] == DeleteShuffle()
     assert (one.record.state, one.record.table, one.record.receipts) == (ShuffleState.REMOVED, (), ())
 
 

@@ -11,15 +11,14 @@ Theory of operation. The publisher sends along path k on one Exchange.
     new Monitor    It counts on from the path that we are on. A higher one that the Monitor before it named and that never
                    opened is given up for the one in its welcome: nothing was sent there, and nobody looks after it.
 
-    joining ── assign ──► opening ── attached ──► flowing ◄── attached ── moving ◄── assign ── flowing
-    flowing ── lost ──► broken ── assign, attached ──► flowing (replayed)
-    flowing ── close ──► closing ── forwarded(FIN) ──► finished
-
-Invariants (`check`): frames leave only on the current path; path numbers grow; FIN(k) precedes OPEN(k+1, finished).
+Which state may follow which, and when: the table TRANSITIONS. Invariants (`check`): frames leave only on the current path; path
+numbers grow; FIN(k) precedes OPEN(k+1, finished).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import StrEnum
 from typing import NamedTuple
 
 from roq.wire.monitor import ExchangeAddress
@@ -81,6 +80,88 @@ class PathSafeguards(NamedTuple):
     heed_welcome: bool = True  # of a Monitor that knows nothing of the path that we are being connected for
 
 
+class PathState(StrEnum):
+    """Where a publisher is: flowing is that frames leave."""
+
+    JOINING = "joining"  # no Exchange was named yet
+    OPENING = "opening"  # the first one has not welcomed us yet
+    FLOWING = "flowing"
+    MOVING = "moving"  # flowing, and the next Exchange has not welcomed us yet
+    BROKEN = "broken"  # the link is lost, and no other Exchange was named
+    REOPENING = "reopening"  # one was, and has not welcomed us yet
+    CLOSING = "closing"  # not every FIN is confirmed
+    BROKEN_CLOSING = "broken, closing"  # FIN will follow the replay
+    REOPENING_CLOSING = "reopening, closing"
+    FINISHED = "finished"
+
+
+class PathEvent(StrEnum):
+    """What changes the state."""
+
+    ASSIGNED = "assigned"  # an Exchange was named
+    GIVEN_UP = "given up"  # what is being connected to is of no use any more
+    ATTACHED = "attached"
+    TARGET_LOST = "target lost"  # the link that is being opened
+    LOST = "lost"  # the link that frames leave on
+    LEFT_LOST = "left lost"  # one whose FIN is not confirmed
+    CLOSE = "close"
+    FORWARDED = "forwarded"  # the last FIN
+
+
+# ASSIGNED and CLOSE change nothing in a state that does not name them; no other event may come to such a state.
+TRANSITIONS: Mapping[PathState, Mapping[PathEvent, PathState]] = {
+    PathState.JOINING: {PathEvent.ASSIGNED: PathState.OPENING, PathEvent.CLOSE: PathState.FINISHED},
+    PathState.OPENING: {
+        PathEvent.ASSIGNED: PathState.OPENING,
+        PathEvent.GIVEN_UP: PathState.JOINING,
+        PathEvent.ATTACHED: PathState.FLOWING,
+        PathEvent.TARGET_LOST: PathState.BROKEN,
+        PathEvent.CLOSE: PathState.FINISHED,
+    },
+    PathState.FLOWING: {
+        PathEvent.ASSIGNED: PathState.MOVING,
+        PathEvent.LOST: PathState.BROKEN,
+        PathEvent.LEFT_LOST: PathState.FLOWING,
+        PathEvent.CLOSE: PathState.CLOSING,
+    },
+    PathState.MOVING: {
+        PathEvent.ASSIGNED: PathState.MOVING,
+        PathEvent.GIVEN_UP: PathState.FLOWING,
+        PathEvent.ATTACHED: PathState.FLOWING,
+        PathEvent.TARGET_LOST: PathState.FLOWING,
+        PathEvent.LOST: PathState.REOPENING,
+        PathEvent.LEFT_LOST: PathState.MOVING,
+        PathEvent.CLOSE: PathState.CLOSING,
+    },
+    PathState.BROKEN: {
+        PathEvent.ASSIGNED: PathState.REOPENING,
+        PathEvent.LEFT_LOST: PathState.BROKEN,
+        PathEvent.CLOSE: PathState.BROKEN_CLOSING,
+    },
+    PathState.REOPENING: {
+        PathEvent.ASSIGNED: PathState.REOPENING,
+        PathEvent.GIVEN_UP: PathState.BROKEN,
+        PathEvent.ATTACHED: PathState.FLOWING,
+        PathEvent.TARGET_LOST: PathState.BROKEN,
+        PathEvent.LEFT_LOST: PathState.REOPENING,
+        PathEvent.CLOSE: PathState.REOPENING_CLOSING,
+    },
+    PathState.CLOSING: {PathEvent.LEFT_LOST: PathState.BROKEN_CLOSING, PathEvent.FORWARDED: PathState.FINISHED},
+    PathState.BROKEN_CLOSING: {PathEvent.ASSIGNED: PathState.REOPENING_CLOSING, PathEvent.LEFT_LOST: PathState.BROKEN_CLOSING},
+    PathState.REOPENING_CLOSING: {
+        PathEvent.ASSIGNED: PathState.REOPENING_CLOSING,
+        PathEvent.GIVEN_UP: PathState.BROKEN_CLOSING,
+        PathEvent.ATTACHED: PathState.CLOSING,
+        PathEvent.TARGET_LOST: PathState.BROKEN_CLOSING,
+        PathEvent.LEFT_LOST: PathState.REOPENING_CLOSING,
+    },
+    PathState.FINISHED: {},
+}
+SENDS = (PathState.FLOWING, PathState.MOVING)
+CONNECTS = (PathState.OPENING, PathState.MOVING, PathState.REOPENING, PathState.REOPENING_CLOSING)
+LOST_LINK = (PathState.BROKEN, PathState.REOPENING, PathState.BROKEN_CLOSING, PathState.REOPENING_CLOSING)
+
+
 class PathMachine:
     """One publisher's paths. `current`: where frames go now (None: nowhere yet, they wait in the replay buffer). path, left:
     its paths are above that one, which was ended with FIN on this Exchange ("": it was not)."""
@@ -92,30 +173,43 @@ class PathMachine:
         self.target_path = 0
         self.leaving: dict[int, ExchangeAddress] = {}  # old links by path whose FIN is not confirmed
         self.broken: str | None = None  # id of the Exchange whose link was lost, until the next path opens
-        self.closing = False
+        self.state = PathState.JOINING
         self._safe = safeguards
+
+    @property
+    def closing(self) -> bool:
+        """The application is done."""
+        return PathEvent.CLOSE not in TRANSITIONS[self.state]
+
+    def _on(self, event: PathEvent) -> None:
+        """Take the transition; there must be one."""
+        assert event in TRANSITIONS[self.state], f"{event}, while it is {self.state}"
+        self.state = TRANSITIONS[self.state][event]
 
     def assign(self, exchange: ExchangeAddress, path: int) -> list[Instruction]:
         """Welcome or Relocate: publish on `exchange` as `path`. A path not above the current one is old news; the path
         being connected for, but on another Exchange, is the Monitor's second thought."""
         if path <= self.path or path < self.target_path or (path, exchange) == (self.target_path, self.target):
             return []
-        if self.closing and self.broken is None:
+        if PathEvent.ASSIGNED not in TRANSITIONS[self.state]:
             return []
-        out: list[Instruction] = []
-        if self.target is not None:
-            out.append(CloseLink(self.target_path))
+        self._on(PathEvent.ASSIGNED)
+        out = [*self._drop_target(), OpenLink(exchange, path)]
         self.target, self.target_path = exchange, path
-        out.append(OpenLink(exchange, path))
         if not self._safe.await_welcome:
             out += self.attached(path)
         return out
 
     def welcome(self, path: int) -> list[Instruction]:
         """The Monitor that we have joined says this path; `assign` follows."""
-        if self.target is None or not self.path < path < self.target_path or not self._safe.heed_welcome:
+        if not self.path < path < self.target_path or not self._safe.heed_welcome:
             return []
-        out: list[Instruction] = [CloseLink(self.target_path)]
+        self._on(PathEvent.GIVEN_UP)
+        return self._drop_target()
+
+    def _drop_target(self) -> list[Instruction]:
+        """Close the link that is being opened, if there is one."""
+        out: list[Instruction] = [CloseLink(self.target_path)] if self.target is not None else []
         self.target, self.target_path = None, 0
         return out
 
@@ -123,6 +217,7 @@ class PathMachine:
         """The Exchange has welcomed us on this path's link: what we send there now is forwarded."""
         if self.target is None or self.target_path != path:
             return []
+        self._on(PathEvent.ATTACHED)
         old, old_path, broken = self.current, self.path, self.broken
         self.current, self.path = self.target, self.target_path
         self.target, self.target_path, self.broken = None, 0, None
@@ -144,24 +239,25 @@ class PathMachine:
     def lost(self, path: int) -> list[Instruction]:
         """The link of this path is gone, and with it perhaps frames that were on their way."""
         if self.target is not None and path == self.target_path:
-            self.target, self.target_path = None, 0
-            if self.broken is None and self.current is None:
+            self._on(PathEvent.TARGET_LOST)
+            if self.state is PathState.BROKEN and self.broken is None:
                 self.broken = ""  # the first Exchange went away before it took us
-            return [CloseLink(path)]
+            return self._drop_target()
         out: list[Instruction] = [CloseLink(path)]
         if self.current is not None and path == self.path:
+            self._on(PathEvent.LOST)
             self.broken, self.current = self.current.id, None
             return out
         old = self.leaving.pop(path, None)
         if old is None:
             return []
+        self._on(PathEvent.LEFT_LOST)
         if self.current is not None:  # the new path flows: open it as the next path, with everything that may be missing
             self.path += 1
-            out.append(Reuse(self.path - 1, self.path))
             if self.target_path == self.path:  # the number was meant for a move under way: that is asked for again
-                out[1:1] = [CloseLink(self.target_path)]
-                self.target, self.target_path = None, 0
-            return out + self._reopen(self.current.id)
+                self._on(PathEvent.GIVEN_UP)
+                out += self._drop_target()
+            return [*out, Reuse(self.path - 1, self.path), *self._reopen(self.current.id)]
         if self.broken is None:  # closing, and the FIN is not confirmed
             self.broken = old.id
         return out
@@ -172,7 +268,8 @@ class PathMachine:
         if old is None:
             return []
         out: list[Instruction] = [CloseLink(path)]
-        if self.closing and not self.leaving and self.broken is None:
+        if self.state is PathState.CLOSING and not self.leaving:
+            self._on(PathEvent.FORWARDED)
             out.append(Finished())
         return out
 
@@ -180,16 +277,10 @@ class PathMachine:
         """The application is done: end the path."""
         if self.closing:
             return []
-        self.closing = True
+        self._on(PathEvent.CLOSE)
         if self.broken is not None:
             return []  # what waits in the replay buffer leaves on the next path, and then its FIN
-        out: list[Instruction] = []
-        if self.target is not None:
-            out.append(CloseLink(self.target_path))
-            self.target, self.target_path = None, 0
-        if self.current is None:
-            return [*out, Finished()]
-        return out + self._end()
+        return [*self._drop_target(), *(self._end() if self.state is PathState.CLOSING else [Finished()])]
 
     def _end(self) -> list[Instruction]:
         assert self.current is not None
@@ -201,5 +292,8 @@ class PathMachine:
         """The invariants; AssertionError if one is broken."""
         assert self.target is None or self.target_path > self.path, "the next path is not above the current one"
         assert all(path <= self.path for path in self.leaving), "leaves a path it was never on"
-        assert self.broken is None or self.current is None, "sends on a link that is lost"
-        assert not (self.closing and self.target is not None and self.broken is None), "moves while closing"
+        assert (self.current is not None) == (self.state in SENDS), f"sends on {self.current}, while it is {self.state}"
+        assert (self.target is not None) == (self.state in CONNECTS), f"connects to {self.target}, while it is {self.state}"
+        assert (self.broken is not None) == (self.state in LOST_LINK), f"has lost {self.broken}, while it is {self.state}"
+        assert (self.state is not PathState.CLOSING) or self.leaving, "waits for no FIN"
+        assert (self.state is not PathState.FINISHED) or not self.leaving, "has ended before its FIN was confirmed"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from roq.pubsub.links import ExchangeLink
-from roq.pubsub.path import PathMachine
+from roq.pubsub.path import PathMachine, PathState
 from roq.pubsub.path_sender import PathSender
 from roq.pubsub.replay_buffer import ReplayBuffer
 from roq.wire.frame import PathOpening, StoredUpTo
@@ -94,8 +94,7 @@ class ProducerSender(PathSender):
     @property
     def ended(self) -> bool:
         """Whether its last path is, and everything on it stored."""
-        machine = self._machine
-        return machine.closing and machine.current is None and machine.broken is None and not machine.leaving
+        return self._machine.state is PathState.FINISHED
 
     @property
     def reveals_up_to(self) -> int:

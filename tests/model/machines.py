@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from roq.errors import MessagesLost
 from roq.pubsub.order import HELD_FRAME_BYTES, TOPIC_BYTES, Deliver, FrameEvent, KnownPublisher, OrderMachine, OrderSafeguards
-from roq.pubsub.path import Instruction, PathMachine, PathSafeguards
+from roq.pubsub.path import Instruction, PathMachine, PathSafeguards, PathState
 from roq.wire.frame import FrameKind, Header, PathOpening
 from roq.wire.monitor import ExchangeAddress
 
@@ -193,7 +193,7 @@ class Path(NamedTuple):
     target: int = NOWHERE
     target_path: int = 0
     leaving: tuple[tuple[int, int], ...] = ()
-    closing: bool = False
+    state: PathState = PathState.JOINING
 
 
 def _address(exchange: int) -> ExchangeAddress | None:
@@ -210,7 +210,7 @@ def direct(
 ) -> tuple[Path, tuple[Instruction, ...]]:
     """One step of the real machine. what: "assign", "welcome", "attached", "forwarded" or "close"; number: of the path."""
     machine = PathMachine(safeguards)
-    machine.path, machine.target_path, machine.closing = path.path, path.target_path, path.closing
+    machine.path, machine.target_path, machine.state = path.path, path.target_path, path.state
     machine.current, machine.target = _address(path.current), _address(path.target)
     machine.leaving = {number: ADDRESSES[left] for number, left in path.leaving}
     match what:
@@ -226,7 +226,5 @@ def direct(
             instructions = machine.close()
     machine.check()
     leaving = tuple(sorted((number, _number(left)) for number, left in machine.leaving.items()))
-    frozen = Path(
-        machine.path, _number(machine.current), _number(machine.target), machine.target_path, leaving, machine.closing
-    )
+    frozen = Path(machine.path, _number(machine.current), _number(machine.target), machine.target_path, leaving, machine.state)
     return frozen, tuple(instructions)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roq.pubsub.path import CloseLink, Finished, Instruction, OpenLink, SendFin, SendOpen
+from roq.pubsub.path import CloseLink, Finished, Instruction, OpenLink, PathState, SendFin, SendOpen
 from roq.wire.frame import FrameKind
 from tests.model.machines import NAMES, NOWHERE, TOPICS, Frame, Order, Path, bit, direct, hear, numbers, topic_of
 from tests.model.state import (
@@ -417,7 +417,7 @@ class Model:
             readers = put(readers, LATE, readers[LATE]._replace(passed_by=True))
         return state._replace(
             readers=readers,
-            path=machine._replace(path=number, current=y, target=NOWHERE, target_path=0, leaving=leaving),
+            path=Path(number, y, leaving=leaving, state=PathState.FLOWING),
             opened=number,
             links=(*(one for one in state.links if any(one.path == left[0] for left in leaving)), link),
             placed=(number, y, NOWHERE),
@@ -447,5 +447,5 @@ class Model:
                 raise Breach(f"s{s} was never given {names}" + (", nor told" if faults else ""))
             if reader.order is not None and reader.order.held:
                 raise Breach(f"s{s} holds frames for ever")
-        if state.path.closing and state.alive and not state.finished:
+        if state.path.state in (PathState.CLOSING, PathState.FINISHED) and state.alive and not state.finished:
             raise Breach("the publisher can't close")

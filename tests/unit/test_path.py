@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from roq.pubsub.path import CloseLink, Finished, OpenLink, PathMachine, Replay, Reuse, SendFin, SendOpen
+from roq.pubsub.path import CloseLink, Finished, OpenLink, PathMachine, PathState, Replay, Reuse, SendFin, SendOpen
 from roq.wire.monitor import ExchangeAddress
 
 A, B, C = (ExchangeAddress(name, "127.0.0.1", 1, 2, 5) for name in "ABC")
@@ -133,6 +133,17 @@ def test_check_sees_what_is_wrong(machine: PathMachine) -> None:
     machine.leaving[2] = B
     with pytest.raises(AssertionError, match="never on"):
         machine.check()
+    del machine.leaving[2]
+    machine.state = PathState.MOVING
+    with pytest.raises(AssertionError, match="connects to None, while it is moving"):
+        machine.check()
+
+
+def test_what_the_table_does_not_name_is_an_error(machine: PathMachine) -> None:
+    machine.assign(B, 2)
+    machine.state = PathState.CLOSING
+    with pytest.raises(AssertionError, match="attached, while it is closing"):
+        machine.attached(2)
 
 
 # --- lost links -------------------------------------------------------------------------------------------------------

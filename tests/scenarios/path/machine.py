@@ -6,15 +6,21 @@ from roq.pubsub.path import Instruction, PathMachine
 from roq.wire.monitor import ExchangeAddress
 
 
-class Machine(PathMachine):
+class Machine:
     """One publisher's paths."""
+
+    def __init__(self) -> None:
+        self._machine = PathMachine()
+        self.check, self.attached, self.lost = self._machine.check, self._machine.attached, self._machine.lost
+        self.forwarded, self.close = self._machine.forwarded, self._machine.close
 
     def relocate(self, exchange: str, path: int, life: int = 1) -> list[Instruction]:
         """Welcome or Relocate of the Monitor. life: which one of the Exchange's process."""
-        return self.assign(ExchangeAddress(exchange, "127.0.0.1", 1, 2, life), path)
+        return self._machine.assign(ExchangeAddress(exchange, "127.0.0.1", 1, 2, life), path)
 
     def state(self) -> str:
         """Where frames go."""
-        current = self.current.token if self.current else "nowhere"
-        leaving = "".join(f", FIN of path {path} on {old.token} unconfirmed" for path, old in self.leaving.items())
-        return f"path {self.path} on {current}{leaving}"
+        one = self._machine
+        current = one.current.token if one.current else "nowhere"
+        leaving = "".join(f", FIN of path {path} on {old.token} unconfirmed" for path, old in one.leaving.items())
+        return f"{one.state}: path {one.path} on {current}{leaving}"

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from roq.cli.address import ClusterOption, JsonOption, with_cluster
 from roq.cli.ca import AUTHORITY, AuthorityOption, DaysOption
-from roq.cli.output import print_found, say, size, table
+from roq.cli.output import print_done, print_found, size, table
 from roq.cli.quantities import byte_count
 from roq.client.cluster import Cluster
 from roq.errors import CallError
@@ -69,12 +69,14 @@ def grant(
     connections: ConnectionsOption = 0,
     publish_rate: RateOption = None,
     authority: AuthorityOption = AUTHORITY,
+    json: JsonOption = False,
 ) -> None:
     """Write a card with these rights: it is all that a program needs to get in."""
     place = file or Path(f"{name}.card")
     quota, known = quota_of(connections, publish_rate), Authority.load(authority.expanduser())
     write_secret(place, known.issue(name, CardRole.CLIENT, grants_of(rights), days, quota=quota))
-    say(f"card of {name}: {place}   use: roq.connect(..., card={str(place)!r}), roq --card {place}, or ROQ_CARD")
+    text = f"card of {name}: {place}   use: roq.connect(..., card={str(place)!r}), roq --card {place}, or ROQ_CARD"
+    print_done({"name": name, "granted": True, "id": known.issued[-1].id, "card": str(place)}, json, text)
 
 
 @app.command()
@@ -87,6 +89,7 @@ def admit(
     connections: ConnectionsOption = 0,
     publish_rate: RateOption = None,
     authority: AuthorityOption = AUTHORITY,
+    json: JsonOption = False,
 ) -> None:
     """Let a program in that can't show a card (libzmq in another language): the cluster knows it by its key."""
     try:
@@ -96,9 +99,11 @@ def admit(
     if len(raw) != KEY_BYTES:
         raise CallError("a CURVE public key is 64 hexadecimal digits")
     known = Authority.load(authority.expanduser())
-    known.admit(name, raw, grants_of(rights), days, quota_of(connections, publish_rate))
+    card = known.admit(name, raw, grants_of(rights), days, quota_of(connections, publish_rate))
     _push(known, cluster)
-    say(f"{name} is let in; the servers' key for it: {known.server_key().hex()}")
+    server_key = known.server_key().hex()
+    done = {"name": name, "admitted": True, "id": card.id, "server_key": server_key}
+    print_done(done, json, f"{name} is let in; the servers' key for it: {server_key}")
 
 
 @app.command()
@@ -106,19 +111,21 @@ def revoke(
     name: Annotated[str, typer.Argument(help="Whose cards, or the id of one of them.")],
     cluster: ClusterOption = None,
     authority: AuthorityOption = AUTHORITY,
+    json: JsonOption = False,
 ) -> None:
     """Revoke cards: their connections are cut at once."""
     known = Authority.load(authority.expanduser())
     count = known.revoke(name)
     _push(known, cluster)
-    say(f"revoked: {count} card{'s' if count != 1 else ''} of {name}")
+    print_done({"name": name, "revoked": count}, json, f"revoked: {count} card{'s' if count != 1 else ''} of {name}")
 
 
 @app.command()
-def push(cluster: ClusterOption = None, authority: AuthorityOption = AUTHORITY) -> None:
+def push(cluster: ClusterOption = None, authority: AuthorityOption = AUTHORITY, json: JsonOption = False) -> None:
     """Tell the cluster what is revoked and admitted, as `revoke` and `admit` do when it can be reached."""
-    _push(Authority.load(authority.expanduser()), cluster)
-    say("the cluster has the access list")
+    known = Authority.load(authority.expanduser())
+    _push(known, cluster)
+    print_done({"authority": str(known.path), "pushed": True}, json, "the cluster has the access list")
 
 
 def _push(authority: Authority, cluster: str | None) -> None:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from roq.cli.output import say
+from roq.cli.address import JsonOption
+from roq.cli.output import print_done
 from roq.errors import InvalidConfiguration
 from roq.ids import check_name
 from roq.runtime.places import configuration_home
@@ -25,10 +26,11 @@ DaysOption = Annotated[float, typer.Option("--days", min=0.001, help="How long t
 
 
 @app.command()
-def init(authority: AuthorityOption = AUTHORITY) -> None:
+def init(authority: AuthorityOption = AUTHORITY, json: JsonOption = False) -> None:
     """Make an authority: the keys that sign cards, and those of the cluster's servers."""
     made = Authority.init(authority.expanduser())
-    say(f"authority made: {made.path}   next: roq ca sign gcm gcm-1 gcm-1.card; roq ca sign host host-1 host-1.card")
+    text = f"authority made: {made.path}   next: roq ca sign gcm gcm-1 gcm-1.card; roq ca sign host host-1 host-1.card"
+    print_done({"authority": str(made.path), "made": True}, json, text)
 
 
 @app.command()
@@ -38,32 +40,40 @@ def sign(
     file: Annotated[Path, typer.Argument(help="Where to write the card: move it to that machine, mode 0600.")],
     days: DaysOption = DAYS,
     authority: AuthorityOption = AUTHORITY,
+    json: JsonOption = False,
 ) -> None:
     """Sign the card of a GCM or a host."""
     if role is CardRole.CLIENT:
         raise typer.BadParameter("a program's card comes from `roq access grant`")
-    write_secret(file, Authority.load(authority.expanduser()).issue(check_name(name, "host"), role, days=days))
+    known = Authority.load(authority.expanduser())
+    write_secret(file, known.issue(check_name(name, "host"), role, days=days))
     flag = "roq-gcm --card" if role is CardRole.GCM else "roq-hcm --card"
-    say(f"card of {role} {name}: {file}   use: {flag} {file}")
+    done = {"name": name, "signed": True, "role": role, "id": known.issued[-1].id, "card": str(file)}
+    print_done(done, json, f"card of {role} {name}: {file}   use: {flag} {file}")
 
 
 @app.command()
-def rotate(authority: AuthorityOption = AUTHORITY) -> None:
+def rotate(authority: AuthorityOption = AUTHORITY, json: JsonOption = False) -> None:
     """Make new keys, of the authority and of the servers. Sign the cards of GCMs and hosts anew and restart these; then
     sign those of programs anew. Cards of before are good until the next rotation."""
-    Authority.load(authority.expanduser()).rotate()
-    say("new keys: sign the cards of GCMs and hosts anew and restart them one by one, then `roq access push`")
+    known = Authority.load(authority.expanduser())
+    known.rotate()
+    text = "new keys: sign the cards of GCMs and hosts anew and restart them one by one, then `roq access push`"
+    print_done({"authority": str(known.path), "rotated": True}, json, text)
 
 
 @app.command()
 def zookeeper(
     ca: Annotated[Path, typer.Argument(help="Certificate of who signs ZooKeeper's certificates, in PEM.")],
     authority: AuthorityOption = AUTHORITY,
+    json: JsonOption = False,
 ) -> None:
     """Have connections to ZooKeeper use TLS: by all cards that are signed from now on."""
     try:
         told = ca.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfiguration(f"can't read the certificate {ca}: {error}") from None
-    Authority.load(authority.expanduser()).trust_zookeeper(told)
-    say("cards that are signed from now on speak TLS with ZooKeeper: name its secure port in addresses")
+    known = Authority.load(authority.expanduser())
+    known.trust_zookeeper(told)
+    text = "cards that are signed from now on speak TLS with ZooKeeper: name its secure port in addresses"
+    print_done({"authority": str(known.path), "tls": True, "certificate": str(ca)}, json, text)

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from roq.cli.address import ClusterOption, JsonOption
 from roq.cli.completion import context_names
-from roq.cli.output import print_found, say, table
+from roq.cli.output import print_done, print_found, table
 from roq.cli.which import DEFAULT_ADDRESS, Choice, Context, Contexts, choose, contexts_file, read_contexts, write_contexts
 from roq.coordination.link import parse_address
 from roq.errors import InvalidConfiguration, InvalidName
@@ -54,6 +54,7 @@ def add(
         Path | None, typer.Option(help="Who you are there: a file from `roq access grant`.", show_default=False)
     ] = None,
     use: Annotated[bool, typer.Option("--use", help="Mean it from now on.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Name a cluster, or change what a name stands for. The first one is used at once."""
     check_name(name, "context")
@@ -66,19 +67,23 @@ def add(
     known = read_contexts(contexts_file())
     current = name if use or not known.contexts else known.current
     write_contexts(contexts_file(), Contexts(current, {**known.contexts, name: Context(address, path)}))
-    say(f"context {name}: {address}{', in use' if current == name else f'; `roq context use {name}` to mean it'}")
+    in_use = current == name
+    text = f"context {name}: {address}{', in use' if in_use else f'; `roq context use {name}` to mean it'}"
+    print_done({"context": name, "added": True, "address": address, "card": path, "in_use": in_use}, json, text)
 
 
 @app.command("use")
-def use_context(name: NameArgument) -> None:
+def use_context(name: NameArgument, json: JsonOption = False) -> None:
     """Mean this cluster, in all shells, wherever a command is not told otherwise."""
     known = _known(name)
     write_contexts(contexts_file(), msgspec.structs.replace(known, current=name))
-    choice = choose(None)
-    if choice is not None and choice.context != name:
-        say(f"context {name} is in use, but not here: {choice.why} says {choice.address}")
-    else:
-        say(f"context {name} is in use: {known.contexts[name].address}")
+    address = known.contexts[name].address
+    choice = choose(None) or Choice(address, "", name)
+    text = f"context {name} is in use: {address}"
+    if choice.context != name:
+        text = f"context {name} is in use, but not here: {choice.why} says {choice.address}"
+    done = {"context": name, "in_use": True, "address": address, "cluster": choice.address, "why": choice.why}
+    print_done(done, json, text)
 
 
 @app.command("ls")
@@ -108,13 +113,15 @@ def show(cluster: ClusterOption = None, json: JsonOption = False) -> None:
 
 
 @app.command("rm")
-def remove(name: NameArgument) -> None:
+def remove(name: NameArgument, json: JsonOption = False) -> None:
     """Forget a context. The cluster and the card are left alone."""
     known = _known(name)
     current = "" if known.current == name else known.current
     left = {other: one for other, one in known.contexts.items() if other != name}
     write_contexts(contexts_file(), Contexts(current, left))
-    say(f"removed context {name}{'; none is in use now' if known.current == name else ''}")
+    was_in_use = known.current == name
+    text = f"removed context {name}{'; none is in use now' if was_in_use else ''}"
+    print_done({"context": name, "removed": True, "was_in_use": was_in_use}, json, text)
 
 
 app.command("list", hidden=True)(list_contexts)

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from roq.cli.address import ClusterOption, JsonOption, QueueArgument, with_cluster
 from roq.cli.completion import group_names
-from roq.cli.output import age, print_found, print_json, say, table, working, yes
+from roq.cli.output import age, print_done, print_found, print_json, say, table, working, yes
 from roq.cli.pub_sub import TopicsArgument, WhereOption
 from roq.cli.quantities import EARLIEST, group_start
 from roq.client.cluster import Cluster
@@ -87,14 +87,15 @@ def list_groups(queue: QueueArgument, cluster: ClusterOption = None, json: JsonO
 
 
 @app.command("rm")
-def remove(queue: QueueArgument, groups: GroupsArgument, cluster: ClusterOption = None) -> None:
+def remove(queue: QueueArgument, groups: GroupsArgument, cluster: ClusterOption = None, json: JsonOption = False) -> None:
     """Remove groups, with their dead letters and where they were. What is recorded stays."""
 
     async def work(connected: Cluster) -> None:
         for group in groups:
             with working(f"removing {group}"):
                 await connected.remove_group(queue, group)
-            say(f"removed {group_name(queue, group)}")
+            done = {"queue": queue, "group": group, "removed": True}
+            print_done(done, json, f"removed {group_name(queue, group)}")
 
     with_cluster(cluster, work)
 

@@ -13,7 +13,7 @@ import typer
 from rich.console import Group, RenderableType
 
 from roq.cli.address import ClusterOption, JsonOption, with_cluster
-from roq.cli.output import age, counted, moment, print_found, rate, say, seconds, size, table, working
+from roq.cli.output import age, counted, moment, print_done, print_found, rate, seconds, size, table, working
 from roq.cli.quantities import EARLIEST, LAST, POSITION, byte_count, start_of
 from roq.cli.recording import DEFAULT, AckOption, BytesOption, CopiesOption, recorded_how
 from roq.client.cluster import Cluster
@@ -52,6 +52,7 @@ def on(
     record_bytes: BytesOption = None,
     copies: CopiesOption = None,
     ack: AckOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Keep KPIs and scaling decisions of every queue from now on, about 1 KB a second for a small queue. Again: change how."""
     record = Record(days, byte_count(record_bytes or "0"), copies or 0, ack or 0).check()
@@ -59,21 +60,22 @@ def on(
     async def work(connected: Cluster) -> None:
         with working("switching the history on"):
             await connected.record_history(record)
-        say(f"KPIs and scaling decisions of every queue are {recorded_how(record, True)}")
 
     with_cluster(cluster, work)
+    text = f"KPIs and scaling decisions of every queue are {recorded_how(record, True)}"
+    print_done({"history": True, "record": record}, json, text)
 
 
 @app.command("off")
-def off(cluster: ClusterOption = None) -> None:
+def off(cluster: ClusterOption = None, json: JsonOption = False) -> None:
     """Keep no history any more, and remove what was kept."""
 
     async def work(connected: Cluster) -> None:
         with working("removing the history"):
             await connected.record_history(None)
-        say("no history is kept, what was kept is removed")
 
     with_cluster(cluster, work)
+    print_done({"history": False, "record": None}, json, "no history is kept, what was kept is removed")
 
 
 @app.command("show")

@@ -27,7 +27,7 @@ from roq.cli.address import ClusterOption, JsonOption, cluster_address, entered,
 from roq.cli.completion import host_names
 from roq.cli.host_disk import forget_disk
 from roq.cli.host_leave import HostArgument
-from roq.cli.output import console, print_found, print_json, say, table, working
+from roq.cli.output import console, print_done, print_found, print_json, say, table, working
 from roq.cli.status import host_table
 from roq.client.cluster import Cluster
 from roq.client.overview import host_rows
@@ -102,15 +102,15 @@ def _ports(ports: dict[str, int]) -> str:
 
 
 @app.command("cordon")
-def cordon(name: HostArgument, cluster: ClusterOption = None) -> None:
+def cordon(name: HostArgument, cluster: ClusterOption = None, json: JsonOption = False) -> None:
     """Place nothing new on a host. What runs there goes on; only ranges of shuffles move to other hosts."""
-    _set_cordoned(name, cluster, cordoned=True)
+    _set_cordoned(name, cluster, cordoned=True, json=json)
 
 
 @app.command("uncordon")
-def uncordon(name: HostArgument, cluster: ClusterOption = None) -> None:
+def uncordon(name: HostArgument, cluster: ClusterOption = None, json: JsonOption = False) -> None:
     """Place new things on a host again."""
-    _set_cordoned(name, cluster, cordoned=False)
+    _set_cordoned(name, cluster, cordoned=False, json=json)
 
 
 app.command("drain")(host_leave.drain)
@@ -118,7 +118,7 @@ app.command("evacuate")(host_leave.evacuate)
 app.command("rebalance")(host_leave.rebalance)
 
 
-def _set_cordoned(name: str, cluster: str | None, *, cordoned: bool) -> None:
+def _set_cordoned(name: str, cluster: str | None, *, cordoned: bool, json: bool) -> None:
     async def work(connected: Cluster) -> HostInfo:
         await connected.cordon_host(name, cordoned)
         return await _described(connected, name)
@@ -126,7 +126,8 @@ def _set_cordoned(name: str, cluster: str | None, *, cordoned: bool) -> None:
     info = with_cluster(cluster, work)
     runs = len(info.report.processes) if info.report else 0
     goes_on = f"; the {runs} processes that run there go on" if runs else ""
-    say(f"nothing new is placed on {name}{goes_on}" if cordoned else f"new things are placed on {name} again")
+    text = f"nothing new is placed on {name}{goes_on}" if cordoned else f"new things are placed on {name} again"
+    print_done({"host": name, "cordoned": cordoned, "processes": runs}, json, text)
 
 
 @app.command("stop")
@@ -136,6 +137,7 @@ def stop(
         typer.Argument(metavar="HOST", help="Name of the host.", show_default="this machine's name", autocompletion=host_names),
     ] = platform.node(),
     cluster: ClusterOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Stop a host: its processes in order, then its `roq-hcm`. What belongs to queues is placed on other hosts.
 
@@ -148,19 +150,21 @@ def stop(
 
     info = with_cluster(cluster, work)
     runs = len(info.report.processes) if info.report else 0
-    say(f"{name} is stopped: roq-hcm and the {runs} processes that ran there")
+    text = f"{name} is stopped: roq-hcm and the {runs} processes that ran there"
+    print_done({"host": name, "stopped": True, "processes": runs}, json, text)
 
 
 @app.command("new-disk")
-def new_disk(name: HostArgument, cluster: ClusterOption = None) -> None:
+def new_disk(name: HostArgument, cluster: ClusterOption = None, json: JsonOption = False) -> None:
     """Let a stopped host start with another, empty disk: the one that its store had is lost for good.
 
     What that held is copied again from other hosts when it starts; `roq doctor` says when that is done. One host after the
     other. In a secured cluster it takes a card of a host."""
-    if uvloop.run(forget_disk(entered(cluster), name)):
-        say(f"{name} may start with an empty disk; `roq doctor` then says when all copies are there again")
-    else:
-        say(f"no disk of {name} is known: it starts with whatever it has")
+    forgotten = uvloop.run(forget_disk(entered(cluster), name))
+    text = f"{name} may start with an empty disk; `roq doctor` then says when all copies are there again"
+    if not forgotten:
+        text = f"no disk of {name} is known: it starts with whatever it has"
+    print_done({"host": name, "forgotten": forgotten}, json, text)
 
 
 async def _described(connected: Cluster, name: str) -> HostInfo:

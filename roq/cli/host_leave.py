@@ -12,7 +12,7 @@ import typer
 
 from roq.cli.address import ClusterOption, JsonOption, with_cluster
 from roq.cli.completion import host_names
-from roq.cli.output import counted, print_json, say
+from roq.cli.output import counted, print_done, print_json, say
 from roq.client.cluster import Cluster
 from roq.errors import TemporaryError
 from roq.wire.assignment import Leaving
@@ -87,7 +87,8 @@ def _leave(name: str, cluster: str | None, asked: Leaving, *, wait: bool, cancel
     async def work(connected: Cluster) -> None:
         if cancel:
             await connected.cordon_host(name, False)
-            say(f"new things are placed on {name} again; what had left it stays where it is")
+            text = f"new things are placed on {name} again; what had left it stays where it is"
+            print_done({"host": name, "cordoned": False}, json, text)
             return
         await connected.host_remains(name)  # an older leader knows nothing of it: it says so before the host is cordoned
         await (connected.evacuate_host(name) if asked is Leaving.EVERYTHING else connected.drain_host(name))
@@ -129,7 +130,4 @@ def rebalance(
         return (await connected.options()).rebalance
 
     on = with_cluster(cluster, work)
-    if json:
-        print_json({"rebalance": on})
-    else:
-        say(f"hosts are levelled by themselves: {'on' if on else 'off'}")
+    print_done({"rebalance": on}, json, f"hosts are levelled by themselves: {'on' if on else 'off'}")

@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 import uvloop
 
 from roq.cli.address import JsonOption
-from roq.cli.output import print_json, say, working
+from roq.cli.output import print_done, print_json, say, working
 from roq.errors import CallError, ProcessFailed, RoqError
 from roq.runtime.files import DISK
 from roq.runtime.installation import install, missing
@@ -198,22 +199,37 @@ async def _watch(cluster: LocalCluster, daemon: Daemon, stop: asyncio.Event) -> 
         stop.set()
 
 
+class StoppedCluster(msgspec.Struct):
+    """`roq down --json`. stopped: there was one. cluster: its address, if it is known. orphan: it had outlived its `roq up`.
+    killed: daemon → how many processes of it did not end by themselves; all of an orphan's."""
+
+    stopped: bool
+    directory: str = ""
+    cluster: str = ""
+    orphan: bool = False
+    killed: dict[str, int] = {}
+
+
 def down(
     directory: Annotated[
         Path | None,
         typer.Option("--dir", help=DIRECTORY_HELP, show_default=False),
     ] = None,
+    json: JsonOption = False,
 ) -> None:
     """Stop the cluster that `roq up` started on this machine, and what one left that was killed."""
     found = chosen(starter.clusters(), directory, os.geteuid())
     if found is None:
-        say("no cluster of `roq up` of yours runs here" if directory is None else f"no cluster runs in {directory}")
+        nothing = StoppedCluster(stopped=False, directory=str(directory or ""))
+        text = "no cluster of `roq up` of yours runs here" if directory is None else f"no cluster runs in {directory}"
+        print_done(nothing, json, text)
         return
     with working(f"stopping the cluster in {found.origin.directory}"):
         ended = starter.stop(found)
     with contextlib.suppress(OSError):
         known_card(found.address).unlink(missing_ok=True)  # its `roq up` may have been killed
-    say(outcome(found, ended))
+    killed = Counter(process.owner for process in ended)
+    print_done(StoppedCluster(True, found.origin.directory, found.address, found.orphan, killed), json, outcome(found, ended))
 
 
 def chosen(found: Sequence[FoundCluster], directory: Path | None, user: int) -> FoundCluster | None:

@@ -66,6 +66,14 @@ def print_found(found: T, json: bool, view: Callable[[T], RenderableType]) -> No
         console().print(view(found))
 
 
+def print_done(done: Any, json: bool, text: str) -> None:
+    """What a command has changed: as JSON for programs, on stdout, or in words for people, on stderr."""
+    if json:
+        print_json(done)
+    else:
+        say(text)
+
+
 def say(text: str) -> None:
     """A line for people, on stderr."""
     print(visible(text), file=sys.stderr, flush=True)

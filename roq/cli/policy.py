@@ -15,7 +15,7 @@ import typer
 from roq.cli.address import ClusterOption, JsonOption, QueueArgument, with_cluster
 from roq.cli.completion import queue_names
 from roq.cli.history import SinceOption, since_of
-from roq.cli.output import age, counted, moment, print_json, say, working
+from roq.cli.output import age, counted, moment, print_done, print_json, say, working
 from roq.cli.progress import progressing
 from roq.client.cluster import Cluster
 from roq.client.history import past_decisions, past_kpis
@@ -54,6 +54,7 @@ def set_policy(
     ] = None,
     cluster: ClusterOption = None,
     default: Annotated[bool, typer.Option("--default", help="Back to the default: never scale by itself.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Give a queue a scaling policy; it holds from the next second on."""
     if (file is None) != default:
@@ -64,7 +65,7 @@ def set_policy(
         await connected.set_policy(name, rules)
 
     with_cluster(cluster, work)
-    say(f"policy of {name} is set")
+    print_done({"queue": name, "set": True, "policy": policy_tables(rules or Policy())}, json, f"policy of {name} is set")
 
 
 @app.command("show")

@@ -18,7 +18,7 @@ from roq.cli import group, recorded_names, recording, tapes, template
 from roq.cli.address import ClusterOption, JsonOption, QueueArgument, with_cluster
 from roq.cli.completion import host_names, queue_names
 from roq.cli.history import SinceOption, history_view, since_of
-from roq.cli.output import moment, percent, print_found, print_json, rate, say, seconds, size, table, working, yes
+from roq.cli.output import moment, percent, print_done, print_found, print_json, rate, say, seconds, size, table, working, yes
 from roq.cli.policy import read_policy
 from roq.cli.recording import AckOption, BytesOption, CopiesOption, RecordOption, kept_as, recorded_how
 from roq.cli.status import exchange_table, queue_state, queue_table
@@ -141,31 +141,36 @@ def show(
 
 
 @app.command("rm")
-def remove(names: NamesArgument, cluster: ClusterOption = None) -> None:
+def remove(names: NamesArgument, cluster: ClusterOption = None, json: JsonOption = False) -> None:
     """Remove queues with what was recorded and their groups: stop their processes and forget them."""
-    _each(cluster, names, "removing", "removed", lambda connected, name: connected.remove_queue(name))
+    _each(cluster, names, "removing", "removed", lambda connected, name: connected.remove_queue(name), json)
 
 
 @app.command("start")
-def start(names: NamesArgument, cluster: ClusterOption = None) -> None:
+def start(names: NamesArgument, cluster: ClusterOption = None, json: JsonOption = False) -> None:
     """Run stopped queues again."""
-    _each(cluster, names, "starting", "started", lambda connected, name: connected.start_queue(name))
+    _each(cluster, names, "starting", "started", lambda connected, name: connected.start_queue(name), json)
 
 
 @app.command("stop")
-def stop(names: NamesArgument, cluster: ClusterOption = None) -> None:
+def stop(names: NamesArgument, cluster: ClusterOption = None, json: JsonOption = False) -> None:
     """Stop the processes of queues and keep what is known of them."""
-    _each(cluster, names, "stopping", "stopped", lambda connected, name: connected.stop_queue(name))
+    _each(cluster, names, "stopping", "stopped", lambda connected, name: connected.stop_queue(name), json)
 
 
 def _each(
-    cluster: str | None, names: list[str], doing: str, done: str, act: Callable[[Cluster, str], Awaitable[object]]
+    cluster: str | None,
+    names: list[str],
+    doing: str,
+    done: str,
+    act: Callable[[Cluster, str], Awaitable[object]],
+    json: bool,
 ) -> None:
     async def work(connected: Cluster) -> None:
         for name in names:
             with working(f"{doing} {name}"):
                 await act(connected, name)
-            say(f"{done} {name}")
+            print_done({"queue": name, done: True}, json, f"{done} {name}")
 
     with_cluster(cluster, work)
 
@@ -225,10 +230,7 @@ def move(
             return await connected.move(queue, moves) if moves else Moved(0)
 
     moved = with_cluster(cluster, work)
-    if json:
-        print_json({"moved": moved.moved, "refused": moved.refused})
-    else:
-        say(f"moved {moved.moved}")
+    print_done({"moved": moved.moved, "refused": moved.refused}, json, f"moved {moved.moved}")
     if moved.refused:
         raise RoqError("refused: " + "; ".join(moved.refused))
 
@@ -249,23 +251,23 @@ def add_exchange(
         with working(f"adding an Exchange to {queue}"):
             created = await connected.create_exchange(queue, host=host)
             await connected.exchange_active(queue, created.exchange)
-        if json:
-            print_json({"exchange": created.exchange, "host": created.host})
-        else:
-            say(f"added Exchange {created.exchange} on {created.host}")
+        done = {"exchange": created.exchange, "host": created.host}
+        print_done(done, json, f"added Exchange {created.exchange} on {created.host}")
 
     with_cluster(cluster, work)
 
 
 @app.command("drain-exchange")
-def drain_exchange(queue: QueueArgument, exchange: ExchangeArgument, cluster: ClusterOption = None) -> None:
+def drain_exchange(
+    queue: QueueArgument, exchange: ExchangeArgument, cluster: ClusterOption = None, json: JsonOption = False
+) -> None:
     """Move everybody away from an Exchange, then stop it."""
 
     async def work(connected: Cluster) -> None:
         target = find_exchange(await connected.inspect(queue), exchange)
         with working(f"draining Exchange {target}"):
             await connected.remove_exchange(queue, target)
-        say(f"drained and stopped Exchange {target}")
+        print_done({"queue": queue, "exchange": target, "drained": True}, json, f"drained and stopped Exchange {target}")
 
     with_cluster(cluster, work)
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import RenderableType
 
 from roq.cli.address import ClusterOption, JsonOption, QueueArgument, with_cluster
-from roq.cli.output import moment, print_found, say, table
+from roq.cli.output import moment, print_done, print_found, table
 from roq.wire.durables import DurableView
 from roq.wire.producers import ProducerView
 from roq.wire.recording import TapePosition
@@ -56,16 +56,20 @@ def list_producers(queue: QueueArgument, cluster: ClusterOption = None, json: Js
     print_found([producer_row(view) for view in found], json, producer_table)
 
 
-def forget_durable(queue: QueueArgument, name: DurableArgument, cluster: ClusterOption = None) -> None:
+def forget_durable(
+    queue: QueueArgument, name: DurableArgument, cluster: ClusterOption = None, json: JsonOption = False
+) -> None:
     """Forget how far a durable subscriber has got: opened again it begins anew, and where it is open now it fails."""
     with_cluster(cluster, lambda connected: connected.forget_durable(queue, name))
-    say(f"forgot {name} of {queue}")
+    print_done({"queue": queue, "durable": name, "forgotten": True}, json, f"forgot {name} of {queue}")
 
 
-def forget_producer(queue: QueueArgument, name: ProducerArgument, cluster: ClusterOption = None) -> None:
+def forget_producer(
+    queue: QueueArgument, name: ProducerArgument, cluster: ClusterOption = None, json: JsonOption = False
+) -> None:
     """Forget a producer: opened again it begins with number 1 and new messages, and where it is open now it fails."""
     with_cluster(cluster, lambda connected: connected.forget_producer(queue, name))
-    say(f"forgot {name} of {queue}")
+    print_done({"queue": queue, "producer": name, "forgotten": True}, json, f"forgot {name} of {queue}")
 
 
 def durable_row(view: DurableView) -> DurableRow:

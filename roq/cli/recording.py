@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from roq.cli.address import ClusterOption, QueueArgument, with_cluster
-from roq.cli.output import age, say, size, working
+from roq.cli.address import ClusterOption, JsonOption, QueueArgument, with_cluster
+from roq.cli.output import age, print_done, size, working
 from roq.cli.quantities import UNIT_SECONDS, byte_count, duration_seconds
 from roq.client.cluster import Cluster
 from roq.wire.recording import COPIES_DEFAULT, Record
@@ -44,6 +44,7 @@ def record(
     record_bytes: BytesOption = None,
     copies: CopiesOption = None,
     ack: AckOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Record a queue from now on, or record it no longer, while messages flow. What no option names stays as it is; what was
     recorded stays until it expires."""
@@ -52,18 +53,18 @@ def record(
     elif (record_bytes, copies, ack) != (None, None, None):
         raise typer.BadParameter(f"--record-bytes, --copies and --ack say how it is recorded, not with {OFF}")
 
-    async def work(connected: Cluster) -> None:
+    async def work(connected: Cluster) -> Record | None:
         with working(f"changing {name}"):
-            if kept == OFF:
-                await connected.record_queue(name, None)
-                say(f"{name} is recorded no longer")
-                return
-            former = (await connected.queue(name)).record.record
-            wanted = changed(former or DEFAULT, kept, record_bytes, copies, ack)
+            wanted: Record | None = None
+            if kept != OFF:
+                former = (await connected.queue(name)).record.record
+                wanted = changed(former or DEFAULT, kept, record_bytes, copies, ack)
             await connected.record_queue(name, wanted)
-        say(f"{name} is {recorded_how(wanted, True)}")
+            return wanted
 
-    with_cluster(cluster, work)
+    now = with_cluster(cluster, work)
+    text = f"{name} is {'recorded no longer' if now is None else recorded_how(now, True)}"
+    print_done({"queue": name, "recorded": now is not None, "record": now}, json, text)
 
 
 def kept_as(kept: str | None, record_bytes: str | None, copies: int | None, ack: int | None) -> Record | None:

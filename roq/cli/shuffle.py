@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from roq.cli.address import JsonOption, OldPlaceArgument, either, entered
-from roq.cli.output import age, console, print_json, say, size, table, working
+from roq.cli.output import age, console, print_done, print_json, size, table, working
 from roq.errors import InvalidConfiguration
 from roq.runtime.installation import brought_by
 from roq.shuffle.ranges import imbalance
@@ -174,11 +174,13 @@ def _counts(each: RangeRow) -> tuple[str, str]:
 
 
 @app.command("rm")
-def remove(name: NameArgument, cluster: PlaceOption = None, old_place: OldPlaceArgument = None) -> None:
+def remove(
+    name: NameArgument, cluster: PlaceOption = None, old_place: OldPlaceArgument = None, json: JsonOption = False
+) -> None:
     """Remove a shuffle and its data."""
     with working("removing"), _opened(cluster, old_place) as shuffles:
         shuffles.remove(name)
-    say(f"roq shuffle: removed {name}")
+    print_done({"shuffle": name, "removed": True}, json, f"roq shuffle: removed {name}")
 
 
 @app.command("rebalance")

@@ -19,12 +19,13 @@ from roq.cli import task_dead, task_move, task_shards, task_watch
 from roq.cli.address import ClusterOption, JsonOption, OldPlaceArgument, cluster_address, either, with_cluster
 from roq.cli.completion import work_queue_names
 from roq.cli.headers import HeaderOption, headers_of, headers_row
-from roq.cli.output import age, console, counted, print_json, say, table, working, yes
+from roq.cli.output import age, console, counted, print_done, print_json, say, table, working, yes
 from roq.cli.progress import how_far, progressing_beside
 from roq.cli.task_address import (
     AddressArgument,
     CountOption,
     PayloadRow,
+    changed_tasks,
     counts,
     exists,
     full_address,
@@ -33,7 +34,6 @@ from roq.cli.task_address import (
     settings_text,
     shown,
 )
-from roq.cli.task_dead import ChangedTasks
 from roq.client.cluster import Cluster
 from roq.errors import CallError, InvalidAddress, LeaseLost, PayloadTooLarge
 from roq.wire.gcm import WorkQueueInfo
@@ -115,10 +115,11 @@ def create(
     standbys: Annotated[int | None, typer.Option(help="Masters in waiting, on other hosts (roq: only).")] = None,
     inline_bytes: Annotated[int | None, typer.Option(help="Payloads from here on go straight to a store (roq: only).")] = None,
     shards: Annotated[int | None, typer.Option(help="Masters that share the tasks of a new queue (roq: only).")] = None,
+    json: JsonOption = False,
 ) -> None:
     """Make a queue with settings of its own; again with the same ones, nothing happens. `put` makes one with the defaults."""
     where = full_address(address)
-    done = "exists already" if exists(where) else "created"
+    new = not exists(where)
     with open_queue(
         where,
         max_attempts=max_attempts,
@@ -130,7 +131,9 @@ def create(
         inline_bytes=inline_bytes,
         shards=shards,
     ) as queue:
-        say(f"{done} {without_password(where)}: {settings_text(queue.settings)}")
+        named = without_password(where)
+        text = f"{'created' if new else 'exists already'} {named}: {settings_text(queue.settings)}"
+        print_done({"address": named, "created": new, "settings": queue.settings}, json, text)
 
 
 @app.command("put")
@@ -217,33 +220,43 @@ def lease(
         raise typer.Exit(1)
 
 
-def _tell_lost(lost: list[str], count: int, what: str) -> None:
-    """Raises LeaseLost if there are any."""
+def _settled(address: str, what: str, count: int, lost: list[str], json: bool, **more: object) -> None:
+    """Says what became of so many leases. Raises LeaseLost if any is lost; what is JSON has been printed then."""
+    if json or not lost:
+        done = {**changed_tasks(address, what, count - len(lost)), **more, "lost": lost}
+        print_done(done, json, f"roq task: {what} {count}")
     if lost:
         raise LeaseLost(f"{len(lost)} of {count} leases ended before: {' '.join(lost)}")
-    say(f"roq task: {what} {count}")
 
 
 @app.command("ack")
-def ack(address: AddressArgument, tokens: TokensArgument) -> None:
+def ack(address: AddressArgument, tokens: TokensArgument, json: JsonOption = False) -> None:
     """These tasks are done."""
     with opened(address) as queue:
-        _tell_lost(queue.ack_many(tokens), len(tokens), "acked")
+        _settled(address, "acked", len(tokens), queue.ack_many(tokens), json)
 
 
 @app.command("extend")
 def extend(
-    address: AddressArgument, tokens: TokensArgument, seconds: SecondsOption = 60.0, old_seconds: OldSecondsOption = None
+    address: AddressArgument,
+    tokens: TokensArgument,
+    seconds: SecondsOption = 60.0,
+    old_seconds: OldSecondsOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Keep these leases from now on. Prints the tokens that are valid from now on."""
-    lasting, lost = seconds if old_seconds is None else old_seconds, []
+    lasting = seconds if old_seconds is None else old_seconds
+    valid, lost = list[str](), list[str]()
     with opened(address) as queue:
         for token in tokens:
             try:
-                print(queue.extend(token, lasting), flush=True)
+                valid.append(queue.extend(token, lasting))
             except LeaseLost:
                 lost.append(token)
-    _tell_lost(lost, len(tokens), "extended")
+            else:
+                if not json:
+                    print(valid[-1], flush=True)
+    _settled(address, "extended", len(tokens), lost, json, tokens=valid)
 
 
 @app.command("release")
@@ -252,10 +265,11 @@ def release(
     tokens: TokensArgument,
     delay: Annotated[float, typer.Option(help="Seconds until it can be leased again.")] = 0.0,
     error: Annotated[str, typer.Option(help="Why it failed; kept with the task.")] = "",
+    json: JsonOption = False,
 ) -> None:
     """Give these tasks back."""
     with opened(address) as queue:
-        _tell_lost(queue.release_many(tokens, delay, error), len(tokens), "released")
+        _settled(address, "released", len(tokens), queue.release_many(tokens, delay, error), json)
 
 
 @app.command("reject")
@@ -263,10 +277,11 @@ def reject(
     address: AddressArgument,
     tokens: TokensArgument,
     error: Annotated[str, typer.Option(help="Why; kept with the task.")] = "rejected by hand",
+    json: JsonOption = False,
 ) -> None:
     """Make these tasks dead letters."""
     with opened(address) as queue:
-        _tell_lost(queue.reject_many(tokens, error), len(tokens), "rejected")
+        _settled(address, "rejected", len(tokens), queue.reject_many(tokens, error), json)
 
 
 @app.command("status")
@@ -328,20 +343,13 @@ def peek(
     console().print(table("", columns, rows))
 
 
-def _report(command: str, tasks: int, json: bool) -> None:
-    if json:
-        print_json(ChangedTasks(tasks))
-    else:
-        say(f"roq task {command}: {counted(tasks, 'task')}")
-
-
 @app.command("release-all")
 def release_all(address: AddressArgument, json: JsonOption = False) -> None:
     """Make every leased and delayed task ready: after a crash of all workers, without waiting for their leases."""
     with opened(address) as queue:
         with working("releasing tasks"):
             released = queue.release_all()
-        _report("release-all", released, json)
+        print_done(changed_tasks(address, "released", released), json, f"roq task release-all: {counted(released, 'task')}")
 
 
 @app.command("purge")
@@ -357,7 +365,7 @@ def purge(
             typer.confirm(f"Remove {counted(found.ready + found.delayed + found.leased, 'task')}?", abort=True, err=True)
         with working("removing tasks"):
             removed = queue.purge()
-        _report("purge", removed, json)
+        print_done(changed_tasks(address, "removed", removed), json, f"roq task purge: {counted(removed, 'task')}")
 
 
 # --- the work queues of a cluster as a whole; a queue in a folder is its folder
@@ -426,13 +434,14 @@ def list_queues(cluster: ClusterOption = None, old_cluster: OldPlaceArgument = N
 
 
 @app.command("rm")
-def remove(addresses: AddressesArgument) -> None:
+def remove(addresses: AddressesArgument, json: JsonOption = False) -> None:
     """Remove work queues of a cluster with all their tasks: stop their masters, delete what the stores keep."""
     places = [_in_cluster(address) for address in addresses]
     for place in places:
         with working(f"removing {place.path}"):
             with_cluster(place.zookeeper, lambda connected, name=place.path: connected.remove_work_queue(name))  # type: ignore[misc]
-        say(f"removed {place.path}")
+        done = {"address": queue_address(place.zookeeper, place.path), "removed": True}
+        print_done(done, json, f"removed {place.path}")
 
 
 def _in_cluster(address: str) -> QueueAddress:

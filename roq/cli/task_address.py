@@ -20,7 +20,16 @@ from roq.errors import InvalidAddress, WorkQueueNotFound
 from roq.runtime.log_output import visible
 from roq.wire.task import Status
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.address import LOGS, SCHEMES, QueueAddress, folder_address, log_exists, parse, queue_address
+from roq.workqueue.address import (
+    LOGS,
+    SCHEMES,
+    QueueAddress,
+    folder_address,
+    log_exists,
+    parse,
+    queue_address,
+    without_password,
+)
 from roq.workqueue.contract import ClusterSettings
 
 SHOWN_CHARACTERS = 60  # of a payload or an error in a table
@@ -108,6 +117,11 @@ def shown(value: bytes | str) -> str:
     text = value[: SHOWN_CHARACTERS * 4].decode(errors="replace") if isinstance(value, bytes) else value
     line = visible(text.split("\n", 1)[0])
     return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 1] + "…"
+
+
+def changed_tasks(address: str, what: str, tasks: int) -> dict[str, str | int]:
+    """How many tasks of which work queue a command has acked, removed, …, for JSON."""
+    return {"address": without_password(full_address(address)), what: tasks}
 
 
 def counts(status: Status) -> dict[str, float | None]:

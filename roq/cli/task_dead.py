@@ -11,20 +11,14 @@ import typer
 from roq.blocking import WorkQueue
 from roq.cli.address import JsonOption
 from roq.cli.headers import headers_row
-from roq.cli.output import age, console, print_json, say, table, working
-from roq.cli.task_address import AddressArgument, CountOption, PayloadRow, opened, payload_row, shown
+from roq.cli.output import age, console, print_done, print_json, table, working
+from roq.cli.task_address import AddressArgument, CountOption, PayloadRow, changed_tasks, opened, payload_row, shown
 from roq.errors import CallError, TaskNotFound
 from roq.wire.task import TaskView
 
 app = typer.Typer(help="Dead letters: list, requeue, remove.", no_args_is_help=True)
 IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="[ID…]", help="Which ones.", show_default=False)]
 AllOption = Annotated[bool, typer.Option("--all", help="All of them.")]
-
-
-class ChangedTasks(msgspec.Struct):
-    """How many a command has changed, for JSON."""
-
-    tasks: int
 
 
 class DeadRow(msgspec.Struct):
@@ -63,13 +57,12 @@ def _chosen(ids: list[str] | None, everything: bool) -> list[str] | None:
     return None if everything else ids
 
 
-def _report_dead(done: int, chosen: list[str] | None, what: str, queue: WorkQueue, json: bool) -> None:
-    if chosen is not None and done < len(set(chosen)):
-        raise TaskNotFound(f"{what} {done}; {len(set(chosen)) - done} of those named are no dead letters of {queue.address}")
-    if json:
-        print_json(ChangedTasks(done))
-    else:
-        say(f"roq task dead: {what} {done}")
+def _report_dead(address: str, done: int, chosen: list[str] | None, what: str, queue: WorkQueue, json: bool) -> None:
+    missing = 0 if chosen is None else len(set(chosen)) - done
+    if json or not missing:
+        print_done(changed_tasks(address, what, done), json, f"roq task dead: {what} {done}")
+    if missing:
+        raise TaskNotFound(f"{what} {done}; {missing} of those named are no dead letters of {queue.address}")
 
 
 @app.command("requeue")
@@ -79,7 +72,7 @@ def requeue(address: AddressArgument, ids: IdsArgument = None, everything: AllOp
     with opened(address) as queue:
         with working("requeueing dead letters"):
             requeued = queue.requeue_dead(chosen)
-        _report_dead(requeued, chosen, "requeued", queue, json)
+        _report_dead(address, requeued, chosen, "requeued", queue, json)
 
 
 @app.command("rm")
@@ -91,4 +84,4 @@ def remove_dead(
     with opened(address) as queue:
         with working("removing dead letters"):
             removed = queue.remove_dead(chosen)
-        _report_dead(removed, chosen, "removed", queue, json)
+        _report_dead(address, removed, chosen, "removed", queue, json)

@@ -9,7 +9,7 @@ import typer
 from rich.console import RenderableType
 
 from roq.cli.address import ClusterOption, JsonOption, with_cluster
-from roq.cli.output import print_found, say, table
+from roq.cli.output import print_done, print_found, table
 from roq.cli.policy import read_policy
 from roq.cli.recording import AckOption, BytesOption, CopiesOption, RecordOption, kept_as
 from roq.client.cluster import Cluster
@@ -37,6 +37,7 @@ def set_template(
     record_bytes: BytesOption = None,
     copies: CopiesOption = None,
     ack: AckOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Say how missing queues are made from now on. What is not given has its default; queues that exist stay as they are."""
     kept = kept_as(record, record_bytes, copies, ack)
@@ -46,7 +47,7 @@ def set_template(
         await connected.set_template(wanted)
 
     with_cluster(cluster, work)
-    say("the template is set: it holds for queues that are made from now on")
+    print_done({"template": wanted, "set": True}, json, "the template is set: it holds for queues that are made from now on")
 
 
 @app.command("show")

@@ -422,7 +422,7 @@ def test_hosts_are_listed_shown_and_cordoned(cli: Cli, queue: str) -> None:
     wait_for(lambda: not cli.json("host", "ls")[0]["draining"])
     assert cli.run("host", "drain", "host-1").stderr.endswith(b"host-1 runs nothing of queues and work queues any more\n")
     assert cli.json("queue", "show", queue)["summary"]["monitor_host"] == "host-2"
-    cli.run("host", "drain", "host-1", "--undo")
+    assert cli.json("host", "drain", "host-1", "--undo") == {"host": "host-1", "cordoned": False}
     wait_for(lambda: not cli.json("host", "ls")[0]["draining"])
 
 

@@ -91,8 +91,10 @@ def test_down_stops_a_cluster_in_order_and_ends_an_orphan(tmp_path: Path) -> Non
         assert {told["zookeeper_pid"], *told["pids"].values()} <= pids
         (found,) = [one for one in starter.clusters() if one.token == token]
         assert (found.orphan, found.address) == (True, told["cluster"])
-        done = roq("down", "--dir", str(tmp_path))
-        assert done.stderr.startswith(f"ended what was left of the cluster in {tmp_path}: gcm-1, host-1 (")
+        done = roq("down", "--dir", str(tmp_path), "--json")
+        ended = json.loads(done.stdout)
+        assert {"gcm-1", "host-1"} <= ended.pop("killed").keys()
+        assert ended == {"stopped": True, "directory": str(tmp_path), "cluster": told["cluster"], "orphan": True}
         assert outlive(pids, 0.0) == set()
     done = roq("down", "--dir", str(tmp_path))
     assert (done.returncode, done.stderr) == (0, f"no cluster runs in {tmp_path}\n")

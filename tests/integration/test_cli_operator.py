@@ -17,12 +17,15 @@ import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
 from roq import blocking
 from roq.errors import RoqError
 from roq.wire.recording import Record
+from tests.harness import commands
 from tests.integration.running import RunningCluster
 from tests.integration.test_cli import COMMAND_SECONDS, ROOT, environment
 from tests.unit.test_cli_commands import ALL, has_json
@@ -78,18 +81,46 @@ CALLS = {
     "top": "--count 1",
     "version": "",
 }
+# Words of a command that changes something → how it is called here, one after the other, and what it says it has changed.
+CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "policy set": ("{queue} --default", {"queue": "{queue}", "set": True, "policy": ANY}),
+    "queue drain-exchange": ("{queue} {exchange}", {"queue": "{queue}", "exchange": "{exchange}", "drained": True}),
+    "queue forget-durable": ("{queue} reader", {"queue": "{queue}", "durable": "reader", "forgotten": True}),
+    "queue forget-producer": ("{queue} loader", {"queue": "{queue}", "producer": "loader", "forgotten": True}),
+    "queue group rm": ("{queue} some", {"queue": "{queue}", "group": "some", "removed": True}),
+    "queue record": ("{queue} off", {"queue": "{queue}", "recorded": False, "record": None}),
+    "queue stop": ("{queue}", {"queue": "{queue}", "stopped": True}),
+    "queue start": ("{queue}", {"queue": "{queue}", "started": True}),
+    "queue rm": ("{queue}", {"queue": "{queue}", "removed": True}),
+    "queue template set": ("", {"set": True, "template": ANY}),
+    "task create": ("{work}", {"address": "{work}", "created": True, "settings": ANY}),
+    "task rm": ("{work}", {"address": "{work}", "removed": True}),
+    "host cordon": ("host-2", {"host": "host-2", "cordoned": True, "processes": ANY}),
+    "host uncordon": ("host-2", {"host": "host-2", "cordoned": False, "processes": ANY}),
+    "history on": ("--days 1", {"history": True, "record": ANY}),
+    "history off": ("", {"history": False, "record": None}),
+}
 ELSEWHERE = {  # who runs them with --json
+    **{f"access {name}": "tests/unit/test_cli_changes.py" for name in ("admit", "grant", "revoke")},
     "access ls": "test_secured_cluster.py",
+    "access push": "test_secured_cluster.py",
     "backup restore": "test_backup.py",
     "backup save": "test_backup.py",
     "backup show": "test_backup.py",
     "backup verify": "test_backup.py",
+    **{f"ca {name}": "tests/unit/test_cli_changes.py" for name in ("init", "rotate", "sign", "zookeeper")},
     "chaos": "test_chaos.py",
+    **{f"context {name}": "tests/unit/test_cli_changes.py" for name in ("add", "remove", "rm", "use")},
+    "down": "test_cli_down.py",
     "host drain": "test_evacuation.py",
     "host evacuate": "test_evacuation.py",
+    "host new-disk": "test_host_stop.py",
+    "host stop": "test_host_stop.py",
     "request": "test_cli_requests.py",
     "shuffle rebalance": "test_cli_shuffle.py",
+    "shuffle rm": "test_cli_shuffle.py",
     "shuffle show": "test_cli_shuffle.py",
+    **{f"task {name}": "tests/unit/test_cli_changes.py" for name in ("ack", "extend", "reject", "release")},
     "task shards": "test_shards.py",
     "up": "test_cli.py",
     "upgrade check": "test_upgrade.py",
@@ -98,8 +129,8 @@ ELSEWHERE = {  # who runs them with --json
 
 def test_every_command_with_json_is_run_here_or_elsewhere() -> None:
     visible = {words for words, command in ALL.items() if has_json(command)}
-    assert visible - CALLS.keys() - ELSEWHERE.keys() == set(), "say how it is called, or who calls it"
-    assert (CALLS.keys() | ELSEWHERE.keys()) - visible == set(), "gone, or without --json"
+    assert visible - CALLS.keys() - CHANGES.keys() - ELSEWHERE.keys() == set(), "say how it is called, or who calls it"
+    assert (CALLS.keys() | CHANGES.keys() | ELSEWHERE.keys()) - visible == set(), "gone, or without --json"
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +180,24 @@ def test_what_it_prints_with_json_is_json(words: str, cluster: RunningCluster, p
     assert lines or words == "policy replay", done.stderr
     for line in lines:
         assert isinstance(json.loads(line), dict | list)
+
+
+def test_what_changes_something_says_what_with_json(cluster: RunningCluster) -> None:
+    """Nothing else is said on either stream."""
+    queue = "changed"
+    with blocking.connect(cluster.zookeeper) as client:
+        names = {"queue": queue, "exchange": next(iter(client.create_queue(queue, record=Record(days=1.0)).record.exchanges))}
+        client.create_group(queue, "some")
+        with client.publisher(queue, producer="loader"), client.subscriber(queue, durable="reader"):
+            pass
+    names["work"] = f"roq://{cluster.zookeeper}/changed-work"
+    run(cluster, "queue", "add-exchange", queue)
+    for words, (arguments, changed) in CHANGES.items():
+        called = [*words.split(), *arguments.format(**names).split(), "--json"]
+        done = commands.run(*called, environment=environment(cluster.zookeeper), timeout=COMMAND_SECONDS)
+        assert (done.returncode, done.stderr) == (0, b""), called
+        said = {key: value.format(**names) if isinstance(value, str) else value for key, value in changed.items()}
+        assert json.loads(done.stdout) == said, called
 
 
 # --- top ----------------------------------------------------------------------------------------------------------------

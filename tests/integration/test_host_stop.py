@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -45,9 +46,9 @@ async def test_a_host_is_stopped_with_its_processes_and_its_queues_serve_on(chro
         assert len(pids) == 3
         daemon = local.hosts["host-2"]
         daemon.dismiss()
-        done = await command(local.zookeeper, "stop", "host-2")
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == "host-2 is stopped: roq-hcm and the 3 processes that ran there\n"
+        done = await command(local.zookeeper, "stop", "host-2", "--json")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads(done.stdout) == {"host": "host-2", "stopped": True, "processes": 3}
         assert outlive(pids | {daemon.pid}, 5.0) == set()
         async with asyncio.timeout(SECONDS):
             while not (found := await client.queue("orders")).ready or found.record.monitor_host == "host-2":
@@ -55,6 +56,8 @@ async def test_a_host_is_stopped_with_its_processes_and_its_queues_serve_on(chro
         again = await command(local.zookeeper, "stop", "host-2")
         assert again.returncode == 1
         assert "HostNotFound" in again.stderr
+        disk = await command(local.zookeeper, "new-disk", "host-2", "--json")
+        assert json.loads(disk.stdout) == {"host": "host-2", "forgotten": False}, disk.stderr  # it had no store
         await local.kill_hcm("host-1")  # as by a signal: its processes go on
         async with asyncio.timeout(SECONDS):
             while (await client.hosts())[0].alive:

@@ -409,7 +409,7 @@ def test_commands_from_nothing_to_a_card(cluster: Cluster, tmp_path: Path) -> No
     assert [one["name"] for one in listed] == ["host-1", "alice"]
     real = ("--authority", str(cluster.folder / "authority.json"), "-c", cluster.zookeeper)
     assert "card" in roq_command("access", "push", *real, code=1)
-    assert "has the access list" in roq_command("--card", str(cluster.owner), "access", "push", *real)
+    assert '"pushed":true' in roq_command("--card", str(cluster.owner), "access", "push", *real, "--json")
     assert "another" in roq_command("--card", str(tmp_path / "alice.card"), "status", "-c", cluster.zookeeper, code=1)
 
 

@@ -64,9 +64,11 @@ def subscribe(socket: zmq.Socket[bytes], backs: list[str], topic: str, count: in
 def publish(socket: zmq.Socket[bytes], front: str, topic: str, payloads: list[str], name: str) -> None:
     """Send each payload as a message, and wait until the Exchange has forwarded them. name: that the cluster knows us by."""
     socket.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+    socket.setsockopt(zmq.XPUB_MANUAL, 1)  # a connection, also one that is made anew, gets nothing before we say so
     socket.connect(f"tcp://{front}")
-    while not socket.recv().startswith(b"\x01\xfe"):
-        pass  # its subscription to everything comes first, then the name of its life
+    while socket.recv() != b"\x01":
+        pass  # the Exchange subscribes to everything, and then names its life
+    socket.setsockopt(zmq.SUBSCRIBE, b"")
     nonce, sequence, now = secrets.token_bytes(16), 0, time.time_ns()
     publisher = int.from_bytes(hashlib.sha256(b"roq member id\0" + name.encode() + b"\0" + nonce).digest()[:8], "little")
     opening = HEADER.pack(VERSION, OPEN, publisher, 1, 0, 0, 0, 0, now)
@@ -78,7 +80,7 @@ def publish(socket: zmq.Socket[bytes], front: str, topic: str, payloads: list[st
     mark = HEADER.pack(VERSION, MARK, publisher, 1, sequence, 0, 0, 0, now)
     socket.send(CONTROL + mark + msgspec.msgpack.encode(1))
     while (told := socket.recv()) != CONFIRMED.pack(b"\x02", 1, 1):
-        if told.startswith(b"\x01\xfe"):
+        if told == b"\x01":
             sys.exit("the connection was cut, and is a new one: some of it may not have been forwarded")
     print(f"{sequence} forwarded", flush=True)
 

@@ -14,12 +14,13 @@ NAME_CHARACTERS_MAX = 100  # a name is one ZooKeeper path element and one table 
 TOPIC_BYTES_MAX = 255  # a topic is matched byte by byte at every Exchange
 ZOOKEEPER_ENDS = 0xFFF0  # no path has a character from there on
 GROUP_MARK = "@"  # between the names of a queue and of a group of it
+ID_MIN = 2
 RESERVED = "_roq."  # queues whose names begin so are the cluster's own
 
 
 def new_id() -> int:
-    """A random 64-bit identifier, never 0 (publishers, subscribers)."""
-    return secrets.randbits(64) or 1
+    """A random 64-bit identifier (publishers, subscribers), never 0 or 1, which are an Exchange's and the Monitor's."""
+    return max(ID_MIN, secrets.randbits(64))
 
 
 def new_token() -> str:

@@ -10,11 +10,10 @@ from typing import Annotated
 import typer
 from rich.console import RenderableType
 
-from roq.cli.address import ClusterOption, JsonOption, with_cluster
-from roq.cli.ca import AUTHORITY, AuthorityOption, DaysOption
+from roq.cli.address import ClusterOption, JsonOption
+from roq.cli.ca import AUTHORITY, AuthorityOption, DaysOption, push_access, revoke
 from roq.cli.output import print_done, print_found, size, table
 from roq.cli.quantities import byte_count
-from roq.client.cluster import Cluster
 from roq.errors import CallError
 from roq.runtime.security import write_secret
 from roq.tools.authority import DAYS, Authority, Issued
@@ -100,41 +99,21 @@ def admit(
         raise CallError("a CURVE public key is 64 hexadecimal digits")
     known = Authority.load(authority.expanduser())
     card = known.admit(name, raw, grants_of(rights), days, quota_of(connections, publish_rate))
-    _push(known, cluster)
+    push_access(known, cluster)
     server_key = known.server_key().hex()
     done = {"name": name, "admitted": True, "id": card.id, "server_key": server_key}
     print_done(done, json, f"{name} is let in; the servers' key for it: {server_key}")
 
 
-@app.command()
-def revoke(
-    name: Annotated[str, typer.Argument(help="Whose cards, or the id of one of them.")],
-    cluster: ClusterOption = None,
-    authority: AuthorityOption = AUTHORITY,
-    json: JsonOption = False,
-) -> None:
-    """Revoke cards: their connections are cut at once."""
-    known = Authority.load(authority.expanduser())
-    count = known.revoke(name)
-    _push(known, cluster)
-    print_done({"name": name, "revoked": count}, json, f"revoked: {count} card{'s' if count != 1 else ''} of {name}")
+app.command()(revoke)
 
 
 @app.command()
 def push(cluster: ClusterOption = None, authority: AuthorityOption = AUTHORITY, json: JsonOption = False) -> None:
     """Tell the cluster what is revoked and admitted, as `revoke` and `admit` do when it can be reached."""
     known = Authority.load(authority.expanduser())
-    _push(known, cluster)
+    push_access(known, cluster)
     print_done({"authority": str(known.path), "pushed": True}, json, "the cluster has the access list")
-
-
-def _push(authority: Authority, cluster: str | None) -> None:
-    signed = authority.access_list()
-
-    async def work(connected: Cluster) -> None:
-        await connected.set_access(signed)
-
-    with_cluster(cluster, work)
 
 
 @app.command(name="ls")

@@ -1,4 +1,6 @@
-"""`roq ca`: the authority of a secured cluster, and the cards of its GCMs and hosts. None of it needs the cluster."""
+"""`roq ca`: the authority of a secured cluster, and the cards of its GCMs and hosts. Only `revoke`
+needs the cluster; it is that of `roq access`, too.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from roq.cli.address import JsonOption
+from roq.cli.address import ClusterOption, JsonOption, with_cluster
 from roq.cli.output import print_done
+from roq.client.cluster import Cluster
 from roq.errors import InvalidConfiguration
 from roq.ids import check_name
 from roq.runtime.places import configuration_home
@@ -77,3 +80,27 @@ def zookeeper(
     known.trust_zookeeper(told)
     text = "cards that are signed from now on speak TLS with ZooKeeper: name its secure port in addresses"
     print_done({"authority": str(known.path), "tls": True, "certificate": str(ca)}, json, text)
+
+
+@app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(help="Whose cards, or the id of one of them.")],
+    cluster: ClusterOption = None,
+    authority: AuthorityOption = AUTHORITY,
+    json: JsonOption = False,
+) -> None:
+    """Revoke cards: their connections are cut at once."""
+    known = Authority.load(authority.expanduser())
+    count = known.revoke(name)
+    push_access(known, cluster)
+    print_done({"name": name, "revoked": count}, json, f"revoked: {count} card{'s' if count != 1 else ''} of {name}")
+
+
+def push_access(authority: Authority, cluster: str | None) -> None:
+    """Give the cluster the access list."""
+    signed = authority.access_list()
+
+    async def work(connected: Cluster) -> None:
+        await connected.set_access(signed)
+
+    with_cluster(cluster, work)

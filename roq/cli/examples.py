@@ -103,6 +103,7 @@ EXAMPLES = {
     "pipeline run": "roq pipeline run kpi --help",
     "ca init": "roq ca init",
     "ca sign": "roq ca sign host host-1 host-1.card",
+    "ca revoke": "roq ca revoke host-2",
     "ca rotate": "roq ca rotate",
     "ca zookeeper": "roq ca zookeeper zookeeper-ca.pem",
     "access grant": "roq access grant loader publish 'orders.*' put jobs",

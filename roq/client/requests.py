@@ -84,9 +84,9 @@ class _AnswerSubscriber(Subscriber):
     """Gets a caller's answers, and the Monitor's list of who serves."""
 
     def __init__(self, client: GcmClient, queue: str, on_list: Callable[[wire.Responders], None]) -> None:
-        id, proof = new_member_id()
-        super().__init__(client, queue, (reply_topic(id),), log_lost)
-        self.id, self.proof = id, proof
+        identity = new_member_id()
+        super().__init__(client, queue, (reply_topic(identity.id),), log_lost)
+        self.id, self._membership.identity = identity.id, identity
         self._on_list, self._list_version = on_list, 0
 
     def report(self) -> wire.SubscriberReport:

@@ -100,9 +100,10 @@ class _RequestSubscriber(Subscriber):
     """Gets a server's requests, and tells the Monitor what it serves."""
 
     def __init__(self, client: GcmClient, queue: str, service: wire.Service) -> None:
-        id, proof = new_member_id()
-        super().__init__(client, queue, (serve_topic(id),), log_lost)
-        (self.id, self.proof), self._service, self._serving = (id, proof), service, False
+        identity = new_member_id()
+        super().__init__(client, queue, (serve_topic(identity.id),), log_lost)
+        self.id, self._membership.identity = identity.id, identity
+        self._service, self._serving = service, False
 
     def join_request(self) -> wire.JoinSubscriber:
         """See membership.Member."""

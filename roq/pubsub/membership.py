@@ -26,6 +26,7 @@ from roq.runtime.rpc import RpcClient
 from roq.wire import gcm
 from roq.wire import monitor as wire
 from roq.wire.assignment import MonitorAddress
+from roq.wire.member_id import MemberId
 
 T = TypeVar("T", bound=msgspec.Struct)
 log = logger(__name__)
@@ -52,10 +53,11 @@ class Member(Protocol):
 
 
 class ClientMembership:
-    """`await join()` once, then it keeps itself up until `close`."""
+    """`await join()` once, then it keeps itself up until `close`. identity: the member's; all that is said has its proof."""
 
-    def __init__(self, gcm_client: GcmClient, queue: str, member: Member) -> None:
+    def __init__(self, gcm_client: GcmClient, queue: str, member: Member, identity: MemberId) -> None:
         self._gcm, self._queue, self._member = gcm_client, queue, member
+        self.identity = identity
         self._monitors: dict[str, RpcClient] = {}  # by endpoint: all that are known
         self._leader = ""  # endpoint of the one we are with
         self._term = 0
@@ -109,7 +111,7 @@ class ClientMembership:
                 raise NotReady(f"queue {self._queue!r} has no serving Monitor yet")
             self._listen_to(info.monitors)
             self._leader = info.monitors[0].clients_endpoint()
-        request = msgspec.structs.replace(self._member.join_request(), before=self._before)
+        request = self._proved(self._member.join_request(), before=self._before)
         expect: Any = wire.PublisherWelcome if isinstance(request, wire.JoinPublisher) else wire.SubscriberWelcome
         rpc = self._monitors[self._leader]
         welcome = await rpc.request(request, expect, max(0.1, min(JOIN_SECONDS, left_seconds)))
@@ -119,6 +121,9 @@ class ClientMembership:
         if welcome.monitors:
             self._listen_to(welcome.monitors)
         self._member.take(welcome)
+
+    def _proved(self, said: msgspec.Struct, **more: Any) -> msgspec.Struct:
+        return msgspec.structs.replace(said, proof=self.identity.proof, **more)
 
     def _listen_to(self, monitors: Iterable[MonitorAddress]) -> None:
         """Be connected to exactly these Monitors (and to the one we are with)."""
@@ -198,7 +203,7 @@ class ClientMembership:
     def report_now(self) -> None:
         """Send a report without waiting for the next second."""
         if self._monitors:
-            report = self._member.report()
+            report = self._proved(self._member.report())
             for rpc in self._monitors.values():
                 rpc.notify(report)
 
@@ -208,14 +213,14 @@ class ClientMembership:
             rpc.close()
         self._monitors.clear()
 
-    async def close(self, member: int, timeout_seconds: float) -> None:
+    async def close(self, timeout_seconds: float) -> None:
         """Say good-bye within the bound and stop."""
         if self._task is not None:
             self._task.cancel()
         rpc = self._monitors.get(self._leader)
         if rpc is not None and self._joined and timeout_seconds > 0:
             try:
-                await rpc.request(wire.Leave(member), wire.Left, timeout_seconds)
+                await rpc.request(wire.Leave(*self.identity), wire.Left, timeout_seconds)
             except RoqError as error:
                 log.info(
                     "leave could not be reported to the Monitor", extra={"fields": {"queue": self._queue, "reason": str(error)}}

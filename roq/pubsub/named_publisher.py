@@ -53,7 +53,8 @@ class NamedPublisher(Publisher):
 
     async def _prepare(self, timeout_seconds: float) -> None:
         await super()._prepare(timeout_seconds)
-        self.id = await self._producer.open(self._paths, timeout_seconds)
+        self._membership.identity = await self._producer.open(self._paths, timeout_seconds)
+        self.id = self._membership.identity.id
 
     async def _begin(self, timeout_seconds: float) -> float:
         tail = await self._producer.begin(self._paths, timeout_seconds)
@@ -107,7 +108,7 @@ class NamedPublisher(Publisher):
         sender, producer = self._sender, self._producer
         path = sender.path if sender.opened.is_set() else 0
         place = (self.id, path, sender.exchange, sender.token, wire.PROTOCOL, self._needs)
-        return wire.JoinPublisher(*place, producer.above, producer.prefer, proof=sender.proof)
+        return wire.JoinPublisher(*place, producer.above, producer.prefer)
 
     def take(self, notice: Any) -> None:
         """See membership.Member."""

@@ -81,7 +81,7 @@ class Producer:
         """The Exchange of the life before, "" if that is not known."""
         return "" if self._grant is None else self._grant.exchange
 
-    async def open(self, sender: ProducerSender, timeout_seconds: float) -> int:
+    async def open(self, sender: ProducerSender, timeout_seconds: float) -> MemberId:
         """Hold the name from now on. The publisher's id. Raises QueueNotFound, NotRecorded, AccessDenied, IncompatibleVersion,
         CallError, Unavailable, DeadlineExceeded."""
         owner = f"{socket.gethostname()} (pid {os.getpid()})"
@@ -90,8 +90,9 @@ class Producer:
             grant = self._grant = await self._client.request(request, ProducerGrant, timeout_seconds)
         except FrameError as error:
             raise IncompatibleVersion(f"the GCM has a version without producers: upgrade the hosts ({error})") from error
-        sender.begin(MemberId(grant.publisher, grant.proof), grant.path, grant.exchange if grant.settled else "")
-        return grant.publisher
+        identity = MemberId(grant.publisher, grant.proof)
+        sender.begin(identity, grant.path, grant.exchange if grant.settled else "")
+        return identity
 
     async def begin(self, sender: ProducerSender, timeout_seconds: float) -> ProducerTail:
         """The Monitor has let us in: find what the life before has stored, and go on behind it. timeout_seconds: without any

@@ -84,7 +84,7 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
         self.blocked_seconds = 0.0
         self._asked = 0.0  # monotonic: when a confirmation was asked for because there was no room
         self._loop = asyncio.get_running_loop()
-        self._membership = ClientMembership(client, queue, self)
+        self._membership = ClientMembership(client, queue, self, member)
         self._storing = Storing(client, queue, wanted=confirm == STORED)
         self._sender = self._make_sender(member)
         self._topics: dict[str, TopicRecord] = {}
@@ -155,7 +155,7 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
         self._closed, self._room, self._topic = True, 0, None
         try:
             confirmed = await self._sender.finish(timeout_seconds) or not self.messages
-            await self._membership.close(self.id, min(1.0, max(0.0, deadline - time.monotonic())))
+            await self._membership.close(min(1.0, max(0.0, deadline - time.monotonic())))
         finally:
             self._membership.stop()
             self._sender.close()
@@ -446,7 +446,7 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
 
     def join_request(self) -> wire.JoinPublisher:
         """See membership.Member."""
-        return wire.JoinPublisher(self.id, *self._sender.place, wire.PROTOCOL, self._needs, proof=self._sender.proof)
+        return wire.JoinPublisher(self.id, *self._sender.place, wire.PROTOCOL, self._needs)
 
     def report(self) -> wire.PublisherReport:
         """See membership.Member. Also the moment for watermarks, and to ask for confirmation."""

@@ -64,7 +64,7 @@ class Subscriber(Inbox):
     ) -> None:
         begin, after = check_start(start), check_follow(follow)
         has_past = begin != LIVE or after is Follow.STORED or self._begins_on_tapes
-        (self.id, self.proof), self.queue = new_member_id(), queue
+        self.id, self.queue = (identity := new_member_id()).id, queue
         super().__init__(on_lost, Where(where) if where else None, latest=begin == LAST)
         self.counters = Counters()
         self._filter = TopicFilter(topics or (">",))
@@ -74,7 +74,7 @@ class Subscriber(Inbox):
         self._order = OrderMachine(self._exchanges.are_proved, self._filter.wants)
         if self._past is not None:
             self._order.read_tapes(self._past.unread, self._past.tapes.switched_on, entire=begin in (EARLIEST, LAST))
-        self._membership = ClientMembership(client, queue, self)
+        self._membership = ClientMembership(client, queue, self, identity)
         self._standing = Standing(time.monotonic())
         self._unread: dict[Attachment, None] = {}  # not read to the end for want of room, longest first
         self._ready = asyncio.Event()
@@ -138,7 +138,7 @@ class Subscriber(Inbox):
         self._drop_attachments()
         self._wake()
         try:
-            await self._membership.close(self.id, timeout_seconds)
+            await self._membership.close(timeout_seconds)
         finally:
             self._membership.stop()
 
@@ -437,7 +437,7 @@ class Subscriber(Inbox):
     def join_request(self) -> wire.JoinSubscriber:
         """See membership.Member."""
         returning = self._standing.was_ready and self._failure is None
-        return wire.JoinSubscriber(self.id, self._filter.patterns, returning, wire.PROTOCOL, proof=self.proof)
+        return wire.JoinSubscriber(self.id, self._filter.patterns, returning, wire.PROTOCOL)
 
     def report(self) -> wire.SubscriberReport:
         """See membership.Member. Also the moment to look after time limits."""

@@ -35,5 +35,5 @@ def acted(card: Card | None, request: Any, failure: str = "") -> None:
 
 
 def turned_away(reason: object, key: bytes) -> None:
-    """A connection was refused before it was one. key: the public key that was shown."""
+    """A connection was refused before it was one, or cut for what came over it. key: the public key that was shown."""
     _refusals.note("connection", f"{reason} (key {key.hex()[:16]})")

@@ -25,17 +25,17 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 from nacl import bindings
 
 from roq.errors import AccessDenied, InvalidConfiguration
-from roq.ids import new_id
+from roq.ids import ID_MIN, new_id
 from roq.runtime.audit import turned_away
 from roq.runtime.files import DISK
 from roq.runtime.observe import logger
@@ -43,9 +43,18 @@ from roq.runtime.places import configuration_home
 from roq.wire import zmtp
 from roq.wire.card import CARD_PROPERTY, AccessList, Card, CardRole, SecurityMode, verify, verify_card
 from roq.wire.curve import KEY_BYTES, CurveClient, CurveOrNullServer, CurveServer, KeyPair
-from roq.wire.member_id import ID_MIN, NONCE_BYTES, MemberId, drawn_id, is_proved, seal_grant
+from roq.wire.member_id import NONCE_BYTES, MemberId, drawn_id, is_proved, seal_grant
 
 log = logger(__name__)
+K = TypeVar("K")  # a key or a password
+
+
+USED = 1  # of keys, if there is one before the newest: this one everybody knows, and of its predecessor there may be cards left
+
+
+def used(keys: Sequence[K]) -> K:
+    """Of those that rotate, the newest first: the one to use. Who is one rotation behind knows it."""
+    return keys[min(USED, len(keys) - 1)]
 
 
 class CardFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,7 +143,7 @@ class Security:
 
     def seal_grant(self, queue: str, id: int, card: Card) -> bytes:
         """Proof that the holder of this card was given a producer's id."""
-        return seal_grant(self._server_keys[0].secret, queue, id, card.name)
+        return seal_grant(used(self._server_keys).secret, queue, id, card.name)
 
     def check_member(self, card: Card, queue: str, member: MemberId) -> None:
         """That a program with this card may publish or subscribe under this id. GCMs and hosts are trusted with each other's.

@@ -14,13 +14,12 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 from nacl import bindings
 
 from roq.errors import CallError, InvalidConfiguration
-from roq.runtime.security import CardFile, text, tls, write_secret
+from roq.runtime.security import CardFile, text, tls, used, write_secret
 from roq.wire.card import NO_QUOTA, AccessList, Card, CardRole, Grant, Quota, new_card, sign, verify
 from roq.wire.curve import KeyPair
 from roq.wire.limits import PROPERTIES_BYTES_MAX
@@ -29,9 +28,6 @@ DAY_SECONDS = 86400.0
 DAYS = 365.0  # of a card, unless it is said
 CARD_BYTES_MAX = PROPERTIES_BYTES_MAX - 512
 KEYS_KEPT = 3  # of each kind, the newest first: who is one rotation behind knows two of them, so keys rotate without a gap
-USED = 1  # of them, if there is one before the newest: this one everybody knows, and of its predecessor there may be cards left
-
-K = TypeVar("K")  # a key or a password
 
 
 class Issued(msgspec.Struct, frozen=True):
@@ -115,9 +111,9 @@ class Authority:
         file = self._file
         servers = file.servers if role is not CardRole.CLIENT else ()
         authorities = tuple(public for public, _ in file.signing)
-        first = _used(file.zookeeper)
+        first = used(file.zookeeper)
         passwords = (first, *(one for one in file.zookeeper if one != first)) if role is not CardRole.CLIENT else ()
-        server, _ = file.servers[0] if role is CardRole.CLIENT else _used(file.servers)  # programs are given theirs last
+        server, _ = file.servers[0] if role is CardRole.CLIENT else used(file.servers)  # programs are given theirs last
         return CardFile(text(signed), text(keys.secret), server, authorities, servers, passwords, file.zookeeper_ca)
 
     def admit(self, name: str, key: bytes, grants: Iterable[Grant], days: float = DAYS, quota: Quota = NO_QUOTA) -> Card:
@@ -174,7 +170,7 @@ class Authority:
 
         def change(file: AuthorityFile) -> AuthorityFile:
             signs = (signing, *file.signing)[:KEYS_KEPT]
-            issued = tuple(_signed_again(one, file.signing, _used(signs)) if one.admitted else one for one in file.issued)
+            issued = tuple(_signed_again(one, file.signing, used(signs)) if one.admitted else one for one in file.issued)
             servers = (server, *file.servers)[:KEYS_KEPT]
             changed = {"signing": signs, "servers": servers, "zookeeper": (_password(), *file.zookeeper)[:KEYS_KEPT]}
             return msgspec.structs.replace(file, **changed, issued=issued, version=file.version + 1)  # of the access list
@@ -182,7 +178,7 @@ class Authority:
         self._change(change)
 
     def _signer(self) -> bytes:
-        return base64.b64decode(_used(self._file.signing)[1])
+        return base64.b64decode(used(self._file.signing)[1])
 
     def access_list(self) -> bytes:
         """Signed, for the cluster."""
@@ -199,10 +195,6 @@ class Authority:
 
 def _password() -> str:
     return secrets.token_urlsafe(32)
-
-
-def _used(keys: tuple[K, ...]) -> K:
-    return keys[min(USED, len(keys) - 1)]
 
 
 def _signed_again(issued: Issued, before: tuple[tuple[str, str], ...], signer: tuple[str, str]) -> Issued:

@@ -181,14 +181,15 @@ def encode_control(
 def parse(frame: bytes) -> tuple[bytes, Header, memoryview]:
     """(topic, header, undecoded body); topic is empty for control frames. Raises FrameError on anything else."""
     try:
-        at = 0 if frame[0] == 0xFF else frame.index(0)
+        control = frame[0] == 0xFF
+        at = 0 if control else frame.index(0)
         fields = _unpack_from(frame, at + 1)
     except (ValueError, IndexError, struct.error):
         raise FrameError(f"{len(frame)} bytes without a readable header") from None
     header = _make(fields)
     if header.version != VERSION and (header.version != HEADERS_VERSION or header.kind):
         raise FrameError(f"frame of version {header.version}, known are {VERSION} and, for data, {HEADERS_VERSION}")
-    if (header.kind == 0) == (at == 0):
+    if (header.kind == 0) == control or not (control or at):
         raise FrameError(f"frame kind {header.kind} does not fit its topic")
     return frame[:at], header, memoryview(frame)[at + 1 + _SIZE :]
 
@@ -237,9 +238,9 @@ def bundle_body(body: memoryview) -> list[bytes]:
 
 
 def publisher_of(frame: bytes) -> bytes:
-    """The 8 bytes of the publisher's id in a frame's header, or in what it begins with; fewer of one that has no header."""
-    header = 1 if frame[:1] == CONTROL_PREFIX else frame.find(0) + 1
-    return frame[header + 2 : header + 10] if header else b""
+    """The 8 bytes of the publisher's id in a frame, or in what it begins with; fewer if `parse` takes it for none."""
+    at = 0 if frame[:1] == CONTROL_PREFIX else frame.find(0) or -1
+    return frame[at + 3 : at + 11] if at >= 0 else b""
 
 
 def control_prefix(kind: FrameKind) -> bytes:

@@ -17,17 +17,21 @@ import hmac
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from roq.ids import ID_MIN
+
 NONCE_BYTES = 16
 SEAL_BYTES = 32
-ID_MIN = 2  # 0 is the Exchange, 1 the Monitor
 _DRAWN, _GRANTED = b"roq member id\0", b"roq producer id\0"
+
+
+Proof = bytes
 
 
 class MemberId(NamedTuple):
     """id: 64 bits. proof: b"" where there are no cards."""
 
     id: int
-    proof: bytes = b""
+    proof: Proof = b""
 
 
 def drawn_id(name: str, nonce: bytes) -> int:

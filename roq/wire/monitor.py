@@ -17,6 +17,7 @@ import msgspec
 
 from roq.wire.assignment import MonitorAddress, Overflow
 from roq.wire.kpi import Decision, QueueKpi
+from roq.wire.member_id import MemberId, Proof
 
 # What a member understands. 1: version 0.1; the Monitor confirms its MARKs and FINs, and it reads neither bundles nor headers.
 # 2: the Exchange confirms; data frames may be bundled, and have headers.
@@ -72,7 +73,7 @@ class JoinPublisher(msgspec.Struct, frozen=True, tag=True, array_like=True):
     above: int = 0  # of a producer: its paths are above this one, and nobody of this id publishes on lower ones any more
     prefer: str = ""  # Exchange it was on last: what it left there comes before what follows
     before: ReadyCount | None = None  # as the Monitor it was with said when it ended
-    proof: bytes = b""  # in a secured cluster: that the id is its own
+    proof: Proof = b""  # in a secured cluster: that the id is its own
 
 
 class PublisherWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -102,6 +103,7 @@ class PublisherReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
     dropped: int
     blocked_seconds: float
     protocol: int = 1  # what a subscriber has to understand that is to read it: 2 once a message had headers
+    proof: Proof = b""  # as in JoinPublisher
 
 
 class Relocate(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -146,7 +148,7 @@ class JoinSubscriber(msgspec.Struct, frozen=True, tag=True, array_like=True):
     protocol: int = 1
     service: Service | None = None  # requests reach it on a topic of its own, see requests.py
     before: ReadyCount | None = None  # as in JoinPublisher
-    proof: bytes = b""  # likewise
+    proof: Proof = b""  # as in JoinPublisher
 
 
 class SubscriberWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -177,6 +179,7 @@ class SubscriberReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
     sent: float = 0.0  # by the subscriber's own clock
     serving: bool = False  # takes requests: knows that it is ready, and does not leave
     responders: int = -1  # version of the newest Responders seen; -1: does not want to know
+    proof: Proof = b""  # as in JoinPublisher
 
 
 class Exchanges(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -217,6 +220,7 @@ class Leave(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """I am closing. member: publisher or subscriber id."""
 
     member: int
+    proof: Proof = b""  # as in JoinPublisher
 
 
 class Left(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -388,3 +392,11 @@ Reply = PublisherWelcome | SubscriberWelcome | Left | Responders | Moved | Drain
 NoticeToMember = (
     Relocate | Forwarded | ProducerReplaced | Exchanges | Responders | Evicted | Rejoin | Standby | Monitors | Heard
 )
+
+
+def spoken_for(said: object) -> MemberId | None:
+    """In whose name this is said; None if it is about no member."""
+    match said:
+        case JoinPublisher(id) | PublisherReport(id) | JoinSubscriber(id) | SubscriberReport(id) | Leave(id):
+            return MemberId(id, said.proof)
+    return None

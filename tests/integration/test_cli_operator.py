@@ -108,7 +108,7 @@ ELSEWHERE = {  # who runs them with --json
     "backup save": "test_backup.py",
     "backup show": "test_backup.py",
     "backup verify": "test_backup.py",
-    **{f"ca {name}": "tests/unit/test_cli_changes.py" for name in ("init", "rotate", "sign", "zookeeper")},
+    **{f"ca {name}": "tests/unit/test_cli_changes.py" for name in ("init", "revoke", "rotate", "sign", "zookeeper")},
     "chaos": "test_chaos.py",
     **{f"context {name}": "tests/unit/test_cli_changes.py" for name in ("add", "remove", "rm", "use")},
     "down": "test_cli_down.py",

@@ -224,6 +224,18 @@ FORGED: dict[str, Callable[[MemberId, MemberId], list[bytes]]] = {
     "mark": lambda own, other: [opening(own), encode_control(FrameKind.MARK, other.id, 1, 0, 1, 0)],
     "watermark": lambda own, other: [opening(own), encode_control(FrameKind.WATERMARK, other.id, 1, 9, {"t": (9, 9)}, 0)],
     "bundle": lambda own, other: [opening(own), encode_bundle(own.id, 1, 0, [sent_by(own, 1), sent_by(other, 1)], 0)],
+    "control that begins as data without a topic": lambda own, other: [
+        opening(own),
+        b"\0" + encode_control(FrameKind.FIN, own.id, 1, 0, None, 0)[1:],
+    ],
+    "the same in a bundle": lambda own, other: [
+        opening(own),
+        encode_bundle(own.id, 1, 0, [b"\0" + encode_bundle(own.id, 1, 0, [sent_by(other, 1)], 0)[1:]], 0),
+    ],
+    "a bundle in a bundle": lambda own, other: [
+        opening(own),
+        encode_bundle(own.id, 1, 0, [encode_bundle(own.id, 1, 0, [sent_by(own, 1)], 0)], 0),
+    ],
     "no header": lambda own, other: [opening(own), b"t\0short"],
     "no topic": lambda own, other: [opening(own), b"t"],
 }

@@ -83,7 +83,7 @@ async def test_who_may_publish_neither_ends_an_exchange_nor_speaks_for_others(cl
                 retire = frames.encode_control(FrameKind.RETIRE, 1, 0, 0, there.exchange.token, time.time_ns())
                 await cut_off(there.exchange.front_endpoint(), retire)
                 for id in (publisher.id, subscriber.id):
-                    assert "joined with another card" in await refused(endpoint, monitor.Reply, monitor.Leave(id))
+                    assert "attacker did not prove" in await refused(endpoint, monitor.Reply, monitor.Leave(id))
                     for join in (monitor.JoinPublisher(id), monitor.JoinSubscriber(id, ())):
                         assert "attacker did not prove" in await refused(endpoint, monitor.Reply, join)
                 forger = RpcClient(endpoint, monitor.Reply)
@@ -132,8 +132,9 @@ async def test_a_monitor_that_began_anew_takes_nobody_for_another(cluster: Clust
             with as_holder(attacker):
                 async with roq.connect(cluster.zookeeper) as other:
                     endpoint = (await other.queue("orders")).monitors[0].clients_endpoint()
-                for join in (monitor.JoinPublisher(publisher.id), monitor.JoinSubscriber(subscriber.id, ())):
-                    assert "attacker did not prove" in await refused(endpoint, monitor.Reply, join)
+                joins = monitor.JoinPublisher(publisher.id), monitor.JoinSubscriber(subscriber.id, ())
+                for said in (*joins, monitor.Leave(subscriber.id)):
+                    assert "attacker did not prove" in await refused(endpoint, monitor.Reply, said)
             await publisher.publish("t", b"on")
             assert (await one_of(subscriber)).payload == b"on"
             await publisher.flush(WAIT_SECONDS)

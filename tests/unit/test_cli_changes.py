@@ -14,7 +14,7 @@ import pytest
 import trustme
 from typer.testing import CliRunner, Result
 
-from roq.cli import access, host
+from roq.cli import access, ca, host
 from roq.cli.main import app
 from roq.runtime.security import load_card
 from roq.tools.authority import Authority
@@ -67,7 +67,8 @@ def test_cards_are_granted_and_revoked_and_programs_admitted(
     authority: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pushed = []
-    monkeypatch.setattr(access, "_push", lambda known, cluster: pushed.append((known.path, cluster)))
+    for module in (access, ca):
+        monkeypatch.setattr(module, "push_access", lambda known, cluster: pushed.append((known.path, cluster)))
     card, flag = tmp_path / "alice.card", ("--authority", str(authority))
     granted = changed("access", "grant", "alice", "publish", "orders.*", "--out", str(card), *flag)
     assert granted == {"name": "alice", "granted": True, "id": load_card(card).card.id, "card": str(card)}
@@ -77,7 +78,8 @@ def test_cards_are_granted_and_revoked_and_programs_admitted(
     assert admitted == {"name": "old", "admitted": True, "id": admitted["id"], "server_key": known.server_key().hex()}
     assert changed("access", "revoke", granted["id"], *flag) == {"name": granted["id"], "revoked": 1}
     assert changed("access", "push", "-c", "zk:1", *flag) == {"authority": str(authority), "pushed": True}
-    assert pushed == [(authority, None), (authority, None), (authority, "zk:1")]
+    assert changed("ca", "revoke", "old", *flag) == {"name": "old", "revoked": 1}
+    assert pushed == [(authority, None), (authority, None), (authority, "zk:1"), (authority, None)]
     assert roq("access", "push", *flag).stderr == "the cluster has the access list\n"
     refused = roq("access", "revoke", "nobody", "--json", *flag, code=1)
     assert (refused.stdout, refused.stderr.partition(":")[0]) == ("", "roq")

@@ -29,6 +29,7 @@ from roq.wire.frame import (
     opening_body,
     parse,
     payloads,
+    publisher_of,
     text_body,
     watermark_body,
     welcome,
@@ -129,6 +130,17 @@ def test_a_cut_frame_is_refused(size: int) -> None:
 def test_nonsense_is_refused(frame: bytes) -> None:
     with pytest.raises(FrameError):
         parse(frame)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FrameKind if kind])
+def test_a_control_frame_begins_with_its_prefix(kind: FrameKind) -> None:
+    """Exchanges let a frame that begins as data pass as data; a bundle holds data alone, so nothing is nested."""
+    frame = b"\0" + encode_control(kind, 7, 1, 1, "A/1", 0)[1:]
+    with pytest.raises(FrameError):
+        parse(frame)
+    with pytest.raises(FrameError):
+        parse(encode_control(kind, 7, 1, 1, "A/1", 0).replace(CONTROL_PREFIX, b"t\0", 1))
+    assert publisher_of(frame) == b""
 
 
 def test_a_wrong_count_is_refused() -> None:

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 
 from roq.errors import AccessDenied
+from roq.ids import ID_MIN
 from roq.runtime.security import Security
 from roq.tools.authority import Authority
 from roq.wire.card import Card, CardRole, Grant, Right
-from roq.wire.member_id import ID_MIN, NONCE_BYTES, SEAL_BYTES, MemberId, drawn_id, is_proved, seal_grant
+from roq.wire.member_id import NONCE_BYTES, SEAL_BYTES, MemberId, drawn_id, is_proved, seal_grant
 
 SECRETS = (b"s" * 32, b"t" * 32)
 NONCE = bytes(range(NONCE_BYTES))

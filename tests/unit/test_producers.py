@@ -45,6 +45,7 @@ from roq.wire import producers
 from roq.wire.assignment import MonitorAddress, Overflow, QueueRecord, QueueSettings
 from roq.wire.frame import FrameKind, encode_bundle, encode_control, encode_data
 from roq.wire.gcm import Done, QueueInfo
+from roq.wire.member_id import MemberId
 from roq.wire.policy import Policy
 from roq.wire.producers import LEASE_SECONDS, LIFE_BITS, LIVES_MAX, KeepProducer, OpenProducer
 from roq.wire.recording import Record, encode_entry
@@ -356,7 +357,7 @@ async def watched(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Gcm, P
     failed: asyncio.Future[RoqError] = asyncio.get_running_loop().create_future()
     gcm, sender = Gcm(), Watched()
     made = Producer(cast(GcmClient, gcm), "q", "p", lambda: 0, failed.set_result)
-    assert await made.open(sender, 1.0) == P
+    assert await made.open(sender, 1.0) == MemberId(P)
     assert not sender.goes_on.is_set(), "nothing leaves before it is known what is stored"
     assert await made.begin(sender, 1.0) == (0, {})
     assert gcm.kept[0].turn == 1, "a later life must not look for what this one sends where the one before was"

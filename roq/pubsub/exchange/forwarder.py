@@ -11,8 +11,8 @@ ends a path (FIN). A subscriber is told when its subscriptions are active (ATTAC
 In a recorded queue everything is also written to the Exchange's tape (recorder.py); publishers that ask (STORE) are told what
 is stored there, and subscribers that ask where their messages begin on it.
 
-With a `security`, only who may publish to the queue is let in in front, and who may subscribe at the back; and what comes over
-a program's connection is from the publisher that has opened a path there and proved that its id is its own.
+With a `security`, only who may publish to the queue is let in in front, and who may subscribe at the back; a program's
+connection carries what is of the publisher that has opened its path there, and proved that its id is its own.
 
 Not covered: who belongs to the queue (the Monitor).
 """
@@ -31,6 +31,7 @@ from roq.pubsub.exchange.dropped import DroppedTopics
 from roq.pubsub.exchange.publish_quota import PublishQuotas
 from roq.pubsub.exchange.recorder import Recorder
 from roq.pubsub.exchange.runs import FrameRun, FrameRuns
+from roq.runtime.audit import turned_away
 from roq.runtime.connections import Peer, Server
 from roq.runtime.links import SubscribedPeer, Subscriptions
 from roq.runtime.observe import Counters, Refusals, logger
@@ -280,7 +281,8 @@ class PublisherPeer(Peer, asyncio.Protocol):
         self._recorder: Recorder | None = None  # that took what came last
         self._mixed = self._began = False  # of what nothing was confirmed, some was taken by no recorder, or by another one
         self._opened = (0, 0)  # publisher, and its newest path
-        self._proved = b""  # id of who opened that path, in a frame's bytes; of a program with a card nothing else is taken
+        self._program: Card | None = None  # of a program that has one: it proves that this publisher's id is its own
+        self._proved = b""  # as the bytes of a frame; nothing of another publisher is taken then
         self._wants_stored = False  # what it is told of its paths' ends, too, is told once that is stored
 
     def data_received(self, data: bytes) -> None:
@@ -307,7 +309,9 @@ class PublisherPeer(Peer, asyncio.Protocol):
                     self._runs.pongs.clear()
         except (FrameError, AccessDenied) as error:
             forwarder.refusals.note("publisher", error)
-            self.refuse(error)
+            if isinstance(error, AccessDenied):
+                turned_away(error, b"" if self._program is None else self._program.key)
+            self.transport.abort()
         self.have_read(self.unfinished + (0 if self._runs is None else self._runs.unfinished), finished=finished)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -320,8 +324,8 @@ class PublisherPeer(Peer, asyncio.Protocol):
         messages = self.take(data)
         if not self.parser.ready:
             return b""
-        self._asks_proof = self.card is not None and self.card.role is CardRole.CLIENT
-        forwarder, on_sender = self._forwarder, self._check_sender if self._asks_proof else None
+        self._program = self.card if self.card is not None and self.card.role is CardRole.CLIENT else None
+        forwarder, on_sender = self._forwarder, None if self._program is None else self._check_sender
         self._runs = FrameRuns(forwarder.subscriptions.route, forwarder.frame_bytes_max, self._control, on_sender)
         self.transport.write(self._forwarder.greeting)
         for reason in self._forwarder.holds():
@@ -334,33 +338,32 @@ class PublisherPeer(Peer, asyncio.Protocol):
         kind = body[2] if len(body) > 2 else 0
         if kind in OWN:
             raise FrameError(f"a frame of kind {kind}, which only an Exchange sends")
-        if kind == FrameKind.RETIRE and self.card is not None and self.card.role is CardRole.CLIENT:
-            raise FrameError(f"a publisher, {self.card.name}, can't retire an Exchange: only the Monitor does")
-        if self._asks_proof:
-            self._check_control(kind, body)
+        if kind == FrameKind.OPEN:
+            self._take_opening(body)
+        if self._program is not None:
+            if kind == FrameKind.RETIRE:
+                raise AccessDenied(f"a publisher, {self._program.name}, can't retire an Exchange: only the Monitor does")
+            self._check_sender(body)
+            for part in frames.bundle_body(frames.parse(body)[2]) if kind == FrameKind.BUNDLE else ():
+                self._check_sender(part)
         if kind in ANSWERED:
             self._asked.append(body)
-        elif kind == FrameKind.OPEN:
-            _, header, _ = frames.parse(body)
-            if header.path <= self._forwarder.fences.get(header.publisher, 0):
-                raise FrameError(f"path {header.path} of a producer that was opened anew since")
-            self._opened = header.publisher, header.path
 
-    def _check_control(self, kind: int, body: bytes) -> None:
+    def _take_opening(self, body: bytes) -> None:
         """Raises FrameError, AccessDenied."""
-        card, security = self.card, self._server.security
-        if kind == FrameKind.OPEN and card is not None and security is not None:
-            _, header, content = frames.parse(body)
-            security.check_member(card, self._forwarder.queue, MemberId(header.publisher, frames.opening_body(content).proof))
+        _, header, content = frames.parse(body)
+        if header.path <= self._forwarder.fences.get(header.publisher, 0):
+            raise FrameError(f"path {header.path} of a producer that was opened anew since")
+        if self._program is not None and (security := self._server.security) is not None:
+            proof = frames.opening_body(content).proof
+            security.check_member(self._program, self._forwarder.queue, MemberId(header.publisher, proof))
             self._proved = frames.publisher_of(body)
-        self._check_sender(body)
-        if kind == FrameKind.BUNDLE:
-            for part in frames.bundle_body(frames.parse(body)[2]):
-                self._check_sender(part)
+        self._opened = header.publisher, header.path
 
     def _check_sender(self, frame: bytes) -> None:
+        """Of a program's. frame: at least up to the publisher's id. Raises AccessDenied."""
         if frames.publisher_of(frame) != self._proved or not self._proved:
-            raise AccessDenied("a frame of a publisher that has opened no path on this connection")
+            raise AccessDenied("a program has sent a frame of a publisher that has opened no path on its connection")
 
     def path_of(self, publisher: int) -> float:
         """Its newest one here, if this is that publisher's connection; else beyond any."""

@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from roq.errors import CallError, NotReady, ProcessFailed, RoqError
-from roq.pubsub.monitor.holders import MemberHolders
 from roq.pubsub.monitor.membership import Membership
 from roq.pubsub.monitor.records import CARRYING, AnswerDue, Instruction, Notify, Retire, Unwatch, WatchExchange
 from roq.pubsub.monitor.responders import ResponderList
@@ -83,7 +82,7 @@ class Monitor:
             process.term,
             self._fenced,
         )
-        self._rights, self._holders = allow_at_monitor(process.queue), MemberHolders(process.queue, process_security())
+        self._rights, self._security = allow_at_monitor(process.queue), process_security()
         let_in = partial(check_member, right=Right.DESCRIBE, name=process.queue)
         self._kpis = Broadcaster(spec.address, spec.ports["kpis"], let_in=let_in)
         self._server = RpcServer(
@@ -169,7 +168,8 @@ class Monitor:
 
     def _allow(self, card: Card, request: Any) -> None:
         self._rights(card, request)
-        self._holders.check(card, request)
+        if self._security is not None and (member := wire.spoken_for(request)) is not None:
+            self._security.check_member(card, self._process.queue, member)
 
     # --- requests and notices -----------------------------------------------------------------------------------------
 
@@ -348,8 +348,6 @@ class Monitor:
             self._heard_subscribers.forget(now)
             return
         self._perform(self._membership.tick(now))
-        members = self._membership.publishers.keys() | self._membership.subscribers.keys()
-        self._holders.keep(members, len(members))
         self._perform(self._responders.tick(self._server.connected, now))
         try:
             self._membership.check()

@@ -5,17 +5,24 @@ subscribe  says "ready", then a line per message: its number and its headers as 
 work       puts the numbers given, leases and acks them, says them in order
 put        tasks from standard input, one a line; says each that is kept
 take       leases and acks until it is interrupted; says each task that is acked
+
+What the library logs is in a file of the folder in which it runs, VERB-PID.log.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import os
 import sys
+import time
 
 import roq
 from roq.errors import TemporaryError
 
+LOG_FORMAT = "%(created).3f %(name)s %(message)s"
+LONG_SECONDS = 0.5  # of a flush: worth a line of the log
 OPEN_SECONDS = 5.0  # 0.1 does not know the error, and tries again for so long
 
 
@@ -29,9 +36,13 @@ async def publish(cluster: roq.Cluster, queue: str) -> None:
     loop = asyncio.get_running_loop()
     async with cluster.publisher(queue) as publisher:
         say("ready")
+        last = ""
         while command := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
             if command == "flush":
+                began = time.monotonic()
                 await publisher.flush()
+                if (seconds := time.monotonic() - began) > LONG_SECONDS:
+                    logging.getLogger().info("flush after %s took %.3f s", last, seconds)
             elif command.startswith("headers "):
                 try:
                     await publisher.publish("t", command.split()[1].encode(), {"n": command.split()[1]})
@@ -40,6 +51,7 @@ async def publish(cluster: roq.Cluster, queue: str) -> None:
                     say(type(error).__name__)
                     continue
             else:
+                last = command
                 await publisher.publish("t", command.encode())
             say(command)
     say("closed")
@@ -47,6 +59,7 @@ async def publish(cluster: roq.Cluster, queue: str) -> None:
 
 async def subscribe(cluster: roq.Cluster, queue: str) -> None:
     def lost(event: Exception) -> None:
+        logging.getLogger().warning("%s", event)
         say("lost", event)
 
     subscriber = cluster.subscriber(queue, "t", on_lost=lost)
@@ -99,6 +112,8 @@ async def take(address: str) -> None:
 
 async def main() -> None:
     verb, address, queue, *more = sys.argv[1:]
+    logging.basicConfig(filename=f"{verb}-{os.getpid()}.log", level=logging.INFO, format=LOG_FORMAT)
+    logging.getLogger("kazoo").setLevel(logging.ERROR)
     try:
         if verb in ("work", "put", "take"):
             tasks = f"roq://{address}/{queue}"

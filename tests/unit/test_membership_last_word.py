@@ -77,6 +77,16 @@ def test_one_that_did_not_get_to_hear_it_is_waited_for_until_it_has_noticed_the_
     assert queue.state("A") is ExchangeState.ACTIVE
 
 
+def test_a_subscriber_of_0_1_that_comes_is_one_of_those_that_were_counted() -> None:
+    """It does not say that it returns, nor what it was told. Publishers of 0.1 remember for 5 s what they have sent: they must
+    not be kept waiting for as long by somebody who is back."""
+    queue = told_that_it_ends(wire.ReadyCount(2, 2, 2), S)
+    queue.machine.join_subscriber(wire.JoinSubscriber(T, (">",)), b"s%d" % T, queue.now)
+    queue.proves("A/1", id=T)
+    queue.tick(REJOIN_SECONDS, "A")
+    assert queue.state("A") is ExchangeState.ACTIVE
+
+
 def test_one_that_was_silent_by_then_is_not_waited_for_longer_than_without_their_number() -> None:
     queue = told_that_it_ends(wire.ReadyCount(2, 1, 2), S)
     queue.tick(REJOIN_SECONDS, "A")

@@ -321,7 +321,7 @@ class Membership:
     def join_subscriber(self, request: wire.JoinSubscriber, peer: bytes, now: float) -> wire.SubscriberWelcome:
         """Note a subscriber; it is ready when it has proved its attachments. Raises NotReady while publishers move,
         IncompatibleVersion if it can't read what they send."""
-        if request.returning:
+        if request.returning or request.protocol < wire.PROTOCOL_0_2:  # those of 0.1 don't say whether they return
             self.takeover.returns(now, self._last(request.before), request.subscriber)
         needed = max((one.needs for one in self.publishers.values()), default=1)
         if request.protocol < needed:

@@ -282,11 +282,6 @@ async def test_a_card_uses_no_more_than_its_quota(cluster: Cluster) -> None:
             assert subscriber.lost == 0
 
 
-async def one_of(subscriber: roq.Subscriber) -> roq.Message:
-    async with asyncio.timeout(WAIT_SECONDS):
-        return await anext(aiter(subscriber))
-
-
 async def test_a_forged_access_list_and_a_hosts_card_of_another_name(cluster: Cluster, tmp_path: Path) -> None:
     other = Authority.init(tmp_path / "other.json")
     with as_holder(cluster.owner):

@@ -136,7 +136,12 @@ class Host:
     @property
     def draining(self) -> bool:
         """Nothing new is placed here."""
-        return self.draining_wanted or (self.registration is not None and self.registration.payload.draining)
+        return self.draining_wanted or (self.registration is not None and self.registration.payload.draining) or self.stopping
+
+    @property
+    def stopping(self) -> bool:
+        """It ends soon, and waits a while for what it runs to leave it."""
+        return self.registration is not None and self.registration.payload.stopping
 
     @property
     def reported_revision(self) -> int:

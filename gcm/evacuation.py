@@ -1,7 +1,8 @@
 """How queues and work queues leave a host that keeps running: what is done next about one of them. Pure.
 
-A host says what is to leave it (`Host.leaving`). Whoever leads looks at the present state only and takes one step at a time,
-each of which a next leader may repeat or go on from. Something new runs before something old ends:
+What is to leave a host an operator says (`Host.leaving`), or the host itself that is about to stop (`Host.stopping`). Whoever
+leads looks at the present state only and takes one step at a time, each of which a next leader may repeat or go on from.
+Something new runs before something old ends:
 
 Monitor, master   a backup (standby) that runs on a staying host takes over under the next term; if there is none, one is added
 backup, standby   another one runs first, if any host takes it; then it goes
@@ -75,7 +76,7 @@ Step = ClusterState | DrainExchange | StepWaits | None  # the next cluster; what
 def leaves(cluster: ClusterState, host: str) -> bool:
     """Processes are to leave this host, which lives."""
     at = cluster.host(host)
-    return at.alive and at.leaving is not Leaving.NOTHING
+    return at.alive and (at.leaving is not Leaving.NOTHING or at.stopping)
 
 
 def subjects(cluster: ClusterState) -> list[str]:

@@ -173,8 +173,8 @@ class Evacuator:
 
 def _differs(before: Host, after: Host) -> bool:
     """In more than its load."""
-    told = before.alive, before.draining, before.leaving, before.report, before.exchanges_max
-    return told != (after.alive, after.draining, after.leaving, after.report, after.exchanges_max)
+    told = before.alive, before.draining, before.leaving, before.stopping, before.report, before.exchanges_max
+    return told != (after.alive, after.draining, after.leaving, after.stopping, after.report, after.exchanges_max)
 
 
 class RemainsCounter:

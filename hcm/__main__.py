@@ -44,6 +44,11 @@ def _parser() -> argparse.ArgumentParser:
         default=None,
         help="leave the processes running when only the HCM is stopped, by a signal (default; `roq host stop` ends them too)",
     )
+    parser.add_argument(
+        "--drain-seconds",
+        type=float,
+        help="a signal that ends the processes, too, lets other hosts take over first, for so long at most (default 0)",
+    )
     parser.add_argument("--process-module", help=argparse.SUPPRESS)
     parser.add_argument("--card", type=Path, help="this host's card, from `roq ca sign`")
     parser.add_argument(

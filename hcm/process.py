@@ -4,7 +4,8 @@ Children are supervised from the first moment on, with or without ZooKeeper. An 
 registration over at once, before it can fork and even while it still looks for a child: the host was never away, and its last
 report stays until a new one can be written. Reports are written and assignments obeyed once all children are adopted.
 Stopping the HCM alone leaves children *and* its registration: a successor within the session time-out takes both over
-without anybody noticing. ShutdownHost (and keep_children = false) stops the children first, then unregisters.
+without anybody noticing. ShutdownHost (and keep_children = false) stops the children first, then unregisters; if so many
+drain_seconds are given, they may move to other hosts before.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from hcm.host import HostProcesses
 from hcm.local_state import StateDirectory
 from hcm.logs import read_end
 from hcm.machine import HostStats, disk_free_bytes, memory_bytes, noticeably_different
-from roq.config import HcmConfig
+from roq.config import DRAIN_SECONDS_MAX, HcmConfig
 from roq.coordination import paths
 from roq.coordination.link import ANY_VERSION, Node, NodeExists, NoNode, parse_address
-from roq.coordination.registration import SERVICE_NAME, Registration, ServiceInstance
+from roq.coordination.registration import SERVICE_NAME, Registration, ServiceInstance, parse_instance
 from roq.coordination.session import Session, SessionState
 from roq.errors import AccessDenied, CallError, FrameError, HostConflict, RoqError, StaleEpoch, ZooKeeperUnavailable
 from roq.ids import new_token
@@ -43,7 +44,7 @@ from roq.runtime.run import READY, STOPPING, WATCHDOG, Tasks, notify, watchdog_s
 from roq.runtime.security import process_security
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import hcm as wire
-from roq.wire.assignment import Assignment, HostReport, RunningProcess, from_json, to_json
+from roq.wire.assignment import Assignment, HostReport, ProcessKind, RunningProcess, from_json, to_json
 from roq.wire.rights import ADMINISTRATIVE, HCM, for_names
 
 log = logger(__name__)
@@ -51,6 +52,7 @@ log = logger(__name__)
 PAYLOAD_SECONDS = 5.0  # the registration's load figures are renewed at most this often
 REPORT_WAIT_SECONDS = 0.03  # a report is held back this long while a process is just starting, to save a write
 SESSIONS_KEPT = 5
+OTHERS_SECONDS = 1.0  # between two looks whether any other host stays
 
 # Of (configuration, what runs here, the ZooKeeper session): metrics are served while it is entered. See hcm/metrics.py.
 ServeMetrics = Callable[
@@ -86,6 +88,9 @@ class HostManager:
         self._version = installed_version()
         self.shut_down = False  # by ShutdownHost
         self._stop_children = not config.keep_children
+        self._drain_seconds = config.drain_seconds
+        self._stopping = False  # what runs here is on its way to other hosts
+        self._processes_changed = asyncio.Event()
         self._report_due, self._assignment_due = asyncio.Event(), asyncio.Event()
         self._assigned: Node | None = None
         self._taking = asyncio.Lock()
@@ -97,7 +102,7 @@ class HostManager:
         self._directory = StateDirectory(config.state_dir)
         try:
             self._host = HostProcesses(
-                config, self._zookeeper, self._directory, self._counters, self._tasks, self._report_due.set
+                config, self._zookeeper, self._directory, self._counters, self._tasks, self._on_processes
             )
         except RoqError:
             self._directory.close()
@@ -153,6 +158,10 @@ class HostManager:
     def _failed(self, error: BaseException) -> None:
         self._failure = self._failure or error
         self._stop.set()
+
+    def _on_processes(self) -> None:
+        self._report_due.set()
+        self._processes_changed.set()
 
     # --- ZooKeeper ------------------------------------------------------------------------------------------------------
 
@@ -354,8 +363,8 @@ class HostManager:
 
     def _payload(self) -> wire.HostPayload:
         cpu, memory = self._load
-        draining = self._host.state.draining
-        return wire.HostPayload(self._incarnation, self._config.exchanges_max, draining, round(cpu, 3), round(memory, 3))
+        here = self._incarnation, self._config.exchanges_max, self._host.state.draining
+        return wire.HostPayload(*here, round(cpu, 3), round(memory, 3), self._stopping)
 
     async def _renew_payload(self, registration: Registration, told: wire.HostPayload) -> None:
         while True:
@@ -397,9 +406,10 @@ class HostManager:
                     with contextlib.suppress(ZooKeeperUnavailable):
                         await self._registration.update(self._payload())
                 return wire.OrderTaken()
-            case wire.ShutdownHost(reason):
-                log.info("host shutdown requested", extra={"fields": {"reason": reason}})
+            case wire.ShutdownHost(reason, drain_seconds):
+                log.info("host shutdown requested", extra={"fields": {"reason": reason, "drain_seconds": drain_seconds}})
                 self._stop_children = self.shut_down = True
+                self._drain_seconds = min(max(drain_seconds, 0.0), DRAIN_SECONDS_MAX)
                 asyncio.get_running_loop().call_soon(self._stop.set)
                 return wire.OrderTaken()
 
@@ -417,6 +427,8 @@ class HostManager:
             log.info("leaving the processes to the next HCM; `roq host stop` ends a host with them", extra={"fields": fields})
             return  # the session is left to its time-out: a successor takes the registration over
         await self._host.adopted()
+        if self._drain_seconds and self._failure is None:
+            await self._drain()
         await self._host.stop_children()
         session, registration = self._session, self._registration
         if session is None:
@@ -426,6 +438,40 @@ class HostManager:
                 await self._write_report(session)
             await registration.stop()
         await session.close()
+
+    async def _drain(self) -> None:
+        """Say that this host stops, and wait for what it runs of queues to move to others; not if no other host stays."""
+        registration, session = self._registration, self._session
+        if registration is None or session is None:
+            return
+        self._stopping = True
+        try:
+            async with asyncio.timeout(self._drain_seconds):
+                await registration.update(self._payload())
+                while self._of_queues() and await self._another_host_stays(session):
+                    self._processes_changed.clear()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._processes_changed.wait(), OTHERS_SECONDS)
+        except (TimeoutError, ZooKeeperUnavailable) as error:
+            log.warning("host was not drained before it stops", extra={"fields": {"reason": str(error) or "it took too long"}})
+        if left := self._of_queues():
+            log.info("processes end that no other host has taken over", extra={"fields": {"names": left}})
+
+    def _of_queues(self) -> list[str]:
+        """Names of the processes here that can move; a store stays with its disk."""
+        return [process.name for process in self._host.processes() if process.kind is not ProcessKind.STORE]
+
+    async def _another_host_stays(self, session: Session) -> bool:
+        """Whether there is one that takes processes."""
+        for name in await session.children(paths.HOSTS):
+            node = await session.get(paths.host(name)) if name != self._config.host else None
+            if node is None:
+                continue
+            with contextlib.suppress(FrameError):  # the GCM says so
+                payload = parse_instance(node.data).payload_as(wire.HostPayload)
+                if not (payload.stopping or payload.draining):
+                    return True
+        return False
 
 
 def _raise_descriptor_limit() -> None:

@@ -18,6 +18,7 @@ from roq.errors import InvalidConfiguration
 
 ENVIRONMENT_PREFIX = "ROQ_"
 PORT_MAX = 65535
+DRAIN_SECONDS_MAX = 3600.0
 
 
 class Config(BaseModel):
@@ -66,6 +67,7 @@ class HcmConfig(Config):
     exchanges_max: int = Field(default=8, ge=0)  # Exchanges placed here at most
     session_seconds: float = Field(default=6.0, ge=1.0, le=120.0)  # ZooKeeper session: how soon a lost host is noticed
     keep_children: bool = True  # when only the HCM is stopped: its processes run on and the next HCM adopts them
+    drain_seconds: float = Field(default=0.0, ge=0, le=DRAIN_SECONDS_MAX)  # a signal that ends them, too, lets others take over
     process_module: str = "hcm.programs"  # module with PROGRAMS, the main function by process kind
     card: Path | None = None  # of this host
     security: Literal["cards", "none", "mixed"] = "cards"  # of roq.wire.card.SecurityMode

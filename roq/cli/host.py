@@ -31,7 +31,7 @@ from roq.cli.output import console, print_done, print_found, print_json, say, ta
 from roq.cli.status import host_table
 from roq.client.cluster import Cluster
 from roq.client.overview import host_rows
-from roq.config import listen_place
+from roq.config import DRAIN_SECONDS_MAX, listen_place
 from roq.coordination.link import parse_address
 from roq.errors import (
     CallError,
@@ -53,7 +53,8 @@ from roq.wire.card import SecurityMode
 from roq.wire.gcm import HostInfo
 
 ASK_SECONDS = 5.0
-STOP_SECONDS = 40.0  # an HCM gives its processes 15 s, and ZooKeeper may be slow to hear of it
+DRAIN_SECONDS = 30.0  # others have taken over by then, or have no room
+STOP_SECONDS = 40.0  # behind that: an HCM gives its processes 15 s, and ZooKeeper may be slow to hear of it
 AGAIN_SECONDS = 5.0  # an HCM that is started again is there within a second or two, on a busy machine in four
 AGAIN_PAUSE_SECONDS = 0.2
 UNITS, CONFIGURATION, USERS = Path("etc/systemd/system"), Path("etc/roq"), Path("etc/sysusers.d/roq.conf")
@@ -136,17 +137,23 @@ def stop(
         str,
         typer.Argument(metavar="HOST", help="Name of the host.", show_default="this machine's name", autocompletion=host_names),
     ] = platform.node(),
+    drain_seconds: Annotated[
+        float,
+        typer.Option(
+            min=0, max=DRAIN_SECONDS_MAX, help="So long at most, what runs there moves to other hosts first; 0: not at all."
+        ),
+    ] = DRAIN_SECONDS,
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Stop a host: its processes in order, then its `roq-hcm`. What belongs to queues is placed on other hosts.
+    """Stop a host: its processes move to other hosts, or are stopped in order, then its `roq-hcm`.
 
     A signal stops `roq-hcm` alone and leaves the processes to the next one, for upgrades without a pause."""
 
     async def work(connected: Cluster) -> HostInfo:
         described = await _described(connected, name)
         with working(f"stopping {name}"):
-            return await _stopped(connected, described)
+            return await _stopped(connected, described, drain_seconds)
 
     info = with_cluster(cluster, work)
     runs = len(info.report.processes) if info.report else 0
@@ -174,26 +181,26 @@ async def _described(connected: Cluster, name: str) -> HostInfo:
     return found
 
 
-async def _stopped(connected: Cluster, info: HostInfo) -> HostInfo:
+async def _stopped(connected: Cluster, info: HostInfo, drain_seconds: float) -> HostInfo:
     """Ask its HCM to stop it, and wait until the cluster has seen the end; the host as it was."""
     if not info.alive:
         again = "if processes of it are left, start its `roq-hcm` once more, which adopts them, then stop it"
         raise Unavailable(f"host {info.host} is away already; {again}")
     client = RpcClient(f"tcp://{info.address}:{info.port}", wire.Reply)
     try:
-        await client.request(wire.ShutdownHost("roq host stop"), wire.OrderTaken, ASK_SECONDS)
+        await client.request(wire.ShutdownHost("roq host stop", drain_seconds), wire.OrderTaken, ASK_SECONDS)
     finally:
         client.close()
-    await _gone(connected, info)
+    await _gone(connected, info, drain_seconds + STOP_SECONDS)
     await _away_for_good(connected, info)
     return info
 
 
-async def _gone(connected: Cluster, info: HostInfo) -> None:
+async def _gone(connected: Cluster, info: HostInfo, timeout_seconds: float) -> None:
     """Returns when the cluster has seen this life of the host end with nothing left, or the next one begin."""
     left: tuple[RunningProcess, ...] = ()
     try:
-        async with asyncio.timeout(STOP_SECONDS):
+        async with asyncio.timeout(timeout_seconds):
             for delay in delays(0.05, 0.5):
                 now = await _seen(connected, info.host)
                 left = now.report.processes if now is not None and now.report is not None else ()
@@ -203,7 +210,7 @@ async def _gone(connected: Cluster, info: HostInfo) -> None:
     except TimeoutError:
         pass
     names = ", ".join(sorted(process.name for process in left)) or "its roq-hcm"
-    raise DeadlineExceeded(f"host {info.host} is not stopped after {STOP_SECONDS:g} s: {names} still there")
+    raise DeadlineExceeded(f"host {info.host} is not stopped after {timeout_seconds:g} s: {names} still there")
 
 
 async def _away_for_good(connected: Cluster, info: HostInfo) -> None:

@@ -24,9 +24,11 @@ class SetDraining(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class ShutdownHost(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Stop every process of this host cleanly, then the HCM itself."""
+    """Stop every process of this host cleanly, then the HCM itself. drain_seconds: so long at most, what runs there may move to
+    other hosts before; one of 0.1 does not wait."""
 
     reason: str = ""
+    drain_seconds: float = 0.0
 
 
 class GetLog(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -69,13 +71,15 @@ class OrderTaken(msgspec.Struct, frozen=True, tag="Done", array_like=True):
 
 
 class HostPayload(msgspec.Struct, frozen=True):
-    """`payload` of the Curator registration in `hcm-list/hcm/<host>`."""
+    """`payload` of the Curator registration in `hcm-list/hcm/<host>`. stopping: the host ends soon, and waits a while for what
+    it runs to move to others; none of 0.1 says or hears it."""
 
     incarnation: str
     exchanges_max: int
     draining: bool = False
     cpu_fraction: float = 0.0
     memory_fraction: float = 0.0
+    stopping: bool = False
 
 
 Request = GetProcesses | GetCapacity | SetDraining | ShutdownHost | GetLog

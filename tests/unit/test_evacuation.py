@@ -87,6 +87,14 @@ def told(cluster: ClusterState, name: str, leaving: Leaving = Leaving.EVERYTHING
     return stamped(cluster, transactions.drain_host(cluster, DrainHost(name, leaving is not Leaving.NOTHING, "t", leaving)))
 
 
+def says(cluster: ClusterState, name: str, *, stopping: bool) -> ClusterState:
+    """The host says of itself that it is about to stop, or is back."""
+    at = cluster.host(name)
+    assert at.registration is not None
+    payload = msgspec.structs.replace(at.registration.payload, stopping=stopping)
+    return cluster.with_host(replace(at, registration=replace(at.registration, payload=payload)))
+
+
 def check(cluster: ClusterState, at_first: Counter[str]) -> None:
     """At any moment there runs what ran, as far as there are hosts; and no host has a kind twice."""
     queue, work = cluster.queues[QUEUE], cluster.work_queues["w"]
@@ -152,6 +160,15 @@ def explored(start: ClusterState, at_first: Counter[str]) -> list[ClusterState]:
         stack += [(after, depth + 1) for _, after in following]
     assert ends
     return ends
+
+
+def test_a_host_that_says_it_stops_is_left_and_takes_things_again_when_it_is_back() -> None:
+    cluster = says(made("abc", "ab", "ab", "ab"), "a", stopping=True)
+    assert not cluster.host("a").takes_more
+    for end in explored(cluster, counted(cluster)):
+        assert evacuation.processes_left(end, "a", CHANCE).processes == 0
+        assert end.host("a").assignment(1).leaving is Leaving.NOTHING, "nobody has ordered that"
+        assert says(end, "a", stopping=False).host("a").takes_more
 
 
 PLACES = [

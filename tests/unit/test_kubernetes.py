@@ -20,6 +20,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from hcm.host import STOP_SECONDS
 from roq.cli.main import app
 from roq.config import ENVIRONMENT_PREFIX, GcmConfig, HcmConfig, load
 from roq.runtime.security import load_card
@@ -30,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy" / "kubernetes"
 VERSIONS = ("1.31", "1.34", "1.37")  # of Kubernetes: the oldest that is meant, and what the validator knows last
 OPERATORS = {"monitoring.coreos.com/v1"}  # kinds that Kubernetes itself has no schema of
+SLACK_SECONDS = 10.0  # of an HCM that ends, beside what its processes have
 Manifest = dict[str, Any]
 
 
@@ -183,6 +185,8 @@ def test_a_daemon_takes_its_variables(name: str, program: str, model: type[GcmCo
     assert config.port == ports["requests" if name == "gcm" else "hcm"]
     if isinstance(config, HcmConfig):
         assert (config.host, config.metrics) == ("roq-host-0", f":{ports['metrics']}")
+        grace = manifests()["StatefulSet/roq-host"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        assert 0 < config.drain_seconds <= grace - STOP_SECONDS - SLACK_SECONDS, "it is killed while others take over"
     else:
         assert config.broadcast_port == ports["broadcast"]
 

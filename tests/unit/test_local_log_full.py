@@ -130,7 +130,9 @@ def test_room_comes_back_by_acks_alone_however_often_the_disk_fills(tmp_path: Pa
     queue = open_on(disk)
     for _ in range(3):
         put, done = fill(queue, size), set[str]()
-        assert len(put) * (size + 50) > disk.budget / 12, "of what the disk could hold, a part"
+        # A part of what the disk could hold, half a segment at the least: how much of the rest a snapshot and its reserve take
+        # depends on when the log's own thread writes it.
+        assert len(put) * (size + 50) > fitting(disk.budget) / 2
         assert queue.status().ready == len(put)
         drain(queue, count, done)
         assert done == put

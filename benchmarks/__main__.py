@@ -111,12 +111,15 @@ async def work_queues(arguments: argparse.Namespace) -> list[DurableMeasured]:
     there, absent = await durable_systems(arguments.systems)
     for name, reason in absent.items():
         tell(f"not taking part: {name} ({reason})")
-    loads = [Workload(Mode.ONE_BY_ONE, clients, QUICK_TASKS if arguments.quick else TASKS) for clients in CLIENTS]
+    tasks = arguments.messages or (QUICK_TASKS if arguments.quick else TASKS)
+    loads = [Workload(Mode.ONE_BY_ONE, clients, tasks) for clients in CLIENTS]
     loads += [Workload(Mode.WINDOW, clients, WINDOW_TASKS // (10 if arguments.quick else 1)) for clients in (1, 4)]
     wanted = arguments.only or [""]
     loads = [load for load in loads if any(part in f"{load.mode}, {load.clients} clients" for part in wanted)]
     found = [await measure_durable(load, list(there), arguments.runs or RUNS, tell) for load in loads]
     print(durable_report.full(found, absent))
+    if arguments.charts:
+        durable_report.save(found, arguments.charts)
     return found
 
 
@@ -183,7 +186,8 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--systems", action="append", help="only these systems; may be repeated")
     parser.add_argument("--size", action="append", help="at-scale: a cluster of HOSTSxQUEUES, as 100x1000; may be repeated")
     parser.add_argument("--json", type=Path, help="write every run's result to this file")
-    parser.add_argument("--charts", type=Path, help="churn, at-scale: write their charts to this folder")
+    parser.add_argument("--charts", type=Path, help="workqueue, churn, at-scale: write their charts to this folder")
+    parser.add_argument("--messages", type=int, help=f"workqueue: of each client that writes them one by one ({TASKS:,})")
     return parser.parse_args(words)
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -24,6 +25,11 @@ LOOK_SECONDS = 0.1
 LOG_SHOWN = 500  # characters of a failed server's output
 ADDRESS = "127.0.0.1"
 SEARCH_PATH = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))  # a wheel's go first
+POSTGRES_SECONDS = 1.0  # after its port opens, until it takes connections
+POSTGRES_BIN = max(
+    Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), default=Path("/usr/lib/postgresql/bin")
+)
+AS_POSTGRES = ("runuser", "-u", "postgres", "--") if os.geteuid() == 0 else ()  # it refuses to run as root
 RABBIT_VERSION = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 RABBIT_SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # the package's wrapper in /usr/sbin would change the user
 
@@ -139,6 +145,21 @@ def _beanstalkd(directory: Path) -> Plan:
     return Plan(["beanstalkd", "-l", ADDRESS, "-p", str(port), "-b", str(directory), "-f", "0"], {}, f"{ADDRESS}:{port}", port)
 
 
+def _postgresql(directory: Path) -> Plan:
+    """As it is installed: a commit is on the disk."""
+    (port,) = free_ports(1)
+    directory.chmod(0o755)
+    if AS_POSTGRES:
+        shutil.chown(directory, "postgres")
+    data = str(directory / "data")
+    command = [*AS_POSTGRES, str(POSTGRES_BIN / "initdb"), "-D", data, "-U", "roq", "--auth=trust", "-E", "UTF8", "--no-locale"]
+    subprocess.run(command, check=True, capture_output=True)
+    settings = (f"listen_addresses={ADDRESS}", f"unix_socket_directories={directory}")
+    flags = [part for setting in settings for part in ("-c", setting)]
+    serve = [*AS_POSTGRES, str(POSTGRES_BIN / "postgres"), "-D", data, "-p", str(port), *flags]
+    return Plan(serve, {}, f"postgresql://roq@{ADDRESS}:{port}/postgres", port, POSTGRES_SECONDS)
+
+
 def _zmq_proxy(directory: Path) -> Plan:
     front, back = free_ports(2)
     command = [sys.executable, "-m", "benchmarks.zmq_proxy", ADDRESS, str(front), str(back)]
@@ -155,6 +176,7 @@ PLANS: dict[str, Callable[[Path], Plan]] = {
     "jetstream": _jetstream,
     "jetstream-sync": _jetstream_sync,
     "beanstalkd": _beanstalkd,
+    "postgresql": _postgresql,
     "zmq-proxy": _zmq_proxy,
 }
 PROGRAMS = {
@@ -167,6 +189,7 @@ PROGRAMS = {
     "jetstream": "nats-server",
     "jetstream-sync": "nats-server",
     "beanstalkd": "beanstalkd",
+    "postgresql": str(POSTGRES_BIN / "postgres"),
     "zmq-proxy": sys.executable,
 }
 

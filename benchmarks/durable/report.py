@@ -1,19 +1,23 @@
-"""Rates as Markdown tables, and RoQ against its targets. Pure."""
+"""Rates as Markdown tables and a chart, and RoQ against its targets. Pure but for `save`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
 from statistics import median
 
 from benchmarks.durable.run import Measured
 from benchmarks.durable.systems import SYSTEMS
 from benchmarks.durable.workload import Mode, Phase, Rate
 from benchmarks.report import markdown, spread
+from roq.tools.charts import ChartLine, Panel, draw, numbers
 
 QUORUM, REDIS, LOG = "rabbitmq-quorum", "redis-streams", "RoQ log:"
 CLUSTERS = ("RoQ roq:, 1 store", "RoQ roq:, 3 stores")
 QUORUM_RATIO, REDIS_RATIO, LOG_RATIO = 2.0, 0.8, 1.0
 REDIS_CLIENTS = (8, 16)
+COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#e377c2", "#17becf", "#7f7f7f", "#bcbd22")
 WINDOW_TARGET = {Phase.WRITE: 100_000.0, Phase.READ: 50_000.0}  # operations per second
 
 
@@ -96,6 +100,31 @@ def _window_goals(measured: Measured, phase: Phase) -> list[list[str]]:
             name = f"{phase}, window, {measured.work.clients} clients"
             rows.append([name, ours, spread(found), "-", "-", f"at least {target:,.0f}/s", verdict])
     return rows
+
+
+def chart(all_measured: Sequence[Measured]) -> str:
+    """What RDSQ's Figure 2 shows, of every system: messages per second one by one, by clients; SVG. Dashed: not RoQ."""
+    singly = [measured for measured in all_measured if measured.work.mode is Mode.ONE_BY_ONE]
+    systems = [name for name in SYSTEMS if any(measured.runs.get(name) for measured in singly)]
+
+    def lines(phase: Phase) -> list[ChartLine]:
+        found = []
+        for system, colour in zip(systems, cycle(COLOURS)):
+            points = [(float(one.work.clients), median(rates(one, system, phase))) for one in singly if one.runs.get(system)]
+            found.append(ChartLine(system, colour, sorted(points), dashes="" if system.startswith("RoQ") else "6 4"))
+        return found
+
+    panels = [Panel(f"{phase}, messages/s", lines(phase), axis="logarithmic") for phase in Phase]
+    runs = max(len(found) for measured in singly for found in measured.runs.values())
+    below = f"by clients; 100 bytes, one at a time; medians of {runs}"
+    last = float(max(measured.work.clients for measured in singly))
+    return draw("Durable work queues: write, then read and acknowledge", below, panels, 1.0, last, across=numbers)
+
+
+def save(all_measured: Sequence[Measured], folder: Path) -> None:
+    """The chart, as a file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "work-queues.svg").write_text(chart(all_measured))
 
 
 def full(all_measured: Sequence[Measured], absent: Mapping[str, str]) -> str:

@@ -35,10 +35,29 @@ def _peer(kind: str) -> Started:
     return start
 
 
+def _over(kind: str, address: Callable[[str], str]) -> Started:
+    """A work queue over the log of such a server. address: from the server's, up to the queue's name."""
+
+    @contextlib.asynccontextmanager
+    async def start() -> AsyncIterator[str]:
+        async with servers.running(kind) as server:
+            yield address(server.address)
+
+    return start
+
+
+def _in_database(address: str) -> str:
+    return f"{address}?queue="
+
+
+def _in_jetstream(address: str) -> str:
+    return f"{address.replace('nats://', 'jetstream://')}/"
+
+
 @contextlib.asynccontextmanager
 async def _log() -> AsyncIterator[str]:
     with tempfile.TemporaryDirectory(prefix="roq-bench-log-") as directory:
-        yield f"log://{directory}"
+        yield f"log://{directory}/"
 
 
 def _cluster(hosts: int) -> Started:
@@ -46,7 +65,7 @@ def _cluster(hosts: int) -> Started:
     async def start() -> AsyncIterator[str]:
         with tempfile.TemporaryDirectory(prefix="roq-bench-cluster-") as directory:
             async with LocalCluster(Path(directory), hosts=hosts, zookeeper=JAVA) as cluster:
-                yield f"roq://{cluster.zookeeper}"
+                yield f"roq://{cluster.zookeeper}/"
 
     return start
 
@@ -55,6 +74,9 @@ SYSTEMS: dict[str, System] = {
     "RoQ log:": System(_log, roq_queue.prepare, roq_queue.RoqQueue),
     "RoQ roq:, 1 store": System(_cluster(1), roq_queue.prepare, roq_queue.RoqQueue),
     "RoQ roq:, 3 stores": System(_cluster(3), roq_queue.prepare, roq_queue.RoqQueue),
+    "RoQ postgresql:": System(_over("postgresql", _in_database), roq_queue.prepare, roq_queue.RoqQueue),
+    "RoQ jetstream:, sync": System(_over("jetstream-sync", _in_jetstream), roq_queue.prepare, roq_queue.RoqQueue),
+    "RoQ jetstream:": System(_over("jetstream", _in_jetstream), roq_queue.prepare, roq_queue.RoqQueue, durable=False),
     "rabbitmq-quorum": System(_peer("rabbitmq"), rabbitmq.prepare_quorum, rabbitmq.RabbitMQ),
     "rabbitmq-classic": System(_peer("rabbitmq"), rabbitmq.prepare_classic, rabbitmq.RabbitMQ),
     "redis-streams": System(_peer("redis-aof"), redis_streams.prepare, redis_streams.RedisStreams),
@@ -63,6 +85,9 @@ SYSTEMS: dict[str, System] = {
     "jetstream-default": System(_peer("jetstream"), jetstream.prepare, jetstream.JetStream, durable=False),
 }
 NEEDS = {
+    "RoQ postgresql:": "postgresql",
+    "RoQ jetstream:, sync": "jetstream-sync",
+    "RoQ jetstream:": "jetstream",
     "rabbitmq-quorum": "rabbitmq",
     "rabbitmq-classic": "rabbitmq",
     "redis-streams": "redis-aof",
@@ -81,7 +106,7 @@ async def present(wanted: list[str] | None) -> tuple[dict[str, System], dict[str
         need = NEEDS.get(name)
         if need and not servers.installed(need):
             absent[name] = "not installed"
-        elif name == "jetstream-sync" and not await servers.jetstream_syncs():
+        elif need == "jetstream-sync" and not await servers.jetstream_syncs():
             absent[name] = "this nats-server knows no sync_interval"
         else:
             there[name] = system

@@ -21,6 +21,7 @@ from tests.harness.documented import block
 NO_QUICK_TEST = "it starts eight containers with three Javas"
 SUBNET = "198.19.251"
 HEALTHY_SECONDS = 90.0  # three Javas, two GCMs, three hosts on two busy cores
+UNMOVED = "processes end that no other host has taken over"  # in the log of a host that stopped without handing over
 GROUP, HOSTS = 1000, ("host-1", "host-2", "host-3")
 
 
@@ -105,4 +106,11 @@ def test_a_secured_cluster_that_loses_a_host_and_nothing_else(project: Project) 
     until(lambda: set(project.healths().values()) == {"healthy"}, project.healths)
     lines = project.roq("queue", "read", "orders", "--json").splitlines()
     assert [json.loads(line)["payload"] for line in lines] == [str(number) for number in range(2 * GROUP)]
+    host = json.loads(project.roq("queue", "ls", "--json"))[0]["monitor_host"]
+    project.compose("stop", host)
+    assert json.loads(project.roq("queue", "ls", "--json"))[0]["monitor_host"] != host
+    assert UNMOVED not in project.compose("logs", host), "it did not hand over what it ran"
+    project.compose("up", "-d")
+    until(lambda: set(project.healths().values()) == {"healthy"}, project.healths)
+    assert project.roq("queue", "read", "orders", "--json").splitlines() == lines
     project.roq("doctor")

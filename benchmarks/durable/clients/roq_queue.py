@@ -9,8 +9,8 @@ LEASE_SECONDS, WAIT_SECONDS = 60.0, 20.0
 
 
 def prepare(address: str, queue: str) -> None:
-    """Create the queue."""
-    with roq.blocking.open_queue(f"{address}/{queue}"):
+    """Create the queue. address: of any scheme, up to the queue's name."""
+    with roq.blocking.open_queue(f"{address}{queue}"):
         pass
 
 
@@ -18,7 +18,7 @@ class RoqQueue:
     """See clients.client."""
 
     def __init__(self, address: str, queue: str, index: int) -> None:
-        self._queue = roq.blocking.open_queue(f"{address}/{queue}")
+        self._queue = roq.blocking.open_queue(f"{address}{queue}")
         self._queue.open()
         self._tasks = self._queue.leases(seconds=LEASE_SECONDS)
 

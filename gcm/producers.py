@@ -48,7 +48,9 @@ class ProducerRecord(msgspec.Struct, frozen=True):
 
 def open_record(before: ProducerRecord | None, request: wire.OpenProducer, publisher: int, now: float) -> ProducerRecord:
     """Held by who asks, on paths above those of before; as it is if it holds it already. publisher: id of a new one. Raises
-    CallError: there were too many lives."""
+    CallError: there were too many lives; ProducerFenced: it says that it holds it, and does not."""
+    if request.holds:
+        return _held(before, request)
     if before is not None and before.holder == request.holder:
         return before
     owner = request.owner[:OWNER_CHARACTERS_MAX]
@@ -65,13 +67,19 @@ def open_record(before: ProducerRecord | None, request: wire.OpenProducer, publi
     return msgspec.structs.replace(opened, exchange=before.exchange, since=before.since, kept=before.kept)
 
 
-def keep_in(before: ProducerRecord | None, request: wire.KeepProducer, now: float) -> ProducerRecord:
-    """With that; as it is if it was overtaken. Raises ProducerFenced."""
+def _held(before: ProducerRecord | None, request: wire.OpenProducer | wire.KeepProducer) -> ProducerRecord:
+    """By who asks. Raises ProducerFenced."""
     what = f"producer {request.name!r} of queue {request.queue!r}"
     if before is None:
         raise ProducerFenced(f"{what} was forgotten: open it again to begin anew")
     if before.holder != request.holder:
         raise ProducerFenced(f"{what} was opened since by {before.owner or 'somebody else'}: this publisher ends")
+    return before
+
+
+def keep_in(before: ProducerRecord | None, request: wire.KeepProducer, now: float) -> ProducerRecord:
+    """With that; as it is if it was overtaken. Raises ProducerFenced."""
+    before = _held(before, request)
     if request.turn <= before.turn:
         return before
     return msgspec.structs.replace(
@@ -115,7 +123,7 @@ class ProducerStore:
                 return await self.forget_producer(request)
 
     async def open_producer(self, request: wire.OpenProducer, now: float) -> wire.ProducerGrant:
-        """Held by who asks. Raises CallError: the queue has too many, or it had too many lives."""
+        """Held by who asks. Raises CallError: the queue has too many, or it had too many lives; ProducerFenced."""
         check_name(request.holder, "holder")
         publisher = new_id()
         return grant(

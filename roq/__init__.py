@@ -43,7 +43,8 @@ _HOMES = {
         "TransactionAborted",
         "TransactionTooLarge",
     ),
-    "pubsub.publisher": ("Publisher", "PublisherHealth", "PublishReceipt"),
+    "pubsub.publisher": ("Publisher", "PublishReceipt"),
+    "pubsub.publisher_health": ("PublisherHealth",),
     "pubsub.subscriber": ("Subscriber",),
     "pubsub.subscription": ("Message", "SubscriberHealth", "log_lost", "raise_lost"),
     "wire.assignment": (

@@ -22,7 +22,8 @@ from roq.errors import (
     TransactionAborted,
     TransactionTooLarge,
 )
-from roq.pubsub.publisher import Publisher, PublisherHealth, PublishReceipt
+from roq.pubsub.publisher import Publisher, PublishReceipt
+from roq.pubsub.publisher_health import PublisherHealth
 from roq.pubsub.subscriber import Subscriber
 from roq.pubsub.subscription import Message, SubscriberHealth, log_lost, raise_lost
 from roq.wire.assignment import (

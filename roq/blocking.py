@@ -37,7 +37,8 @@ from roq.client.responder import CAPACITY
 from roq.coordination.locate import ZOOKEEPER_SECONDS
 from roq.errors import Closed, MessagesLost, RoqError
 from roq.pubsub.publisher import Publisher as AsyncPublisher
-from roq.pubsub.publisher import PublisherHealth, PublishReceipt
+from roq.pubsub.publisher import PublishReceipt
+from roq.pubsub.publisher_health import PublisherHealth
 from roq.pubsub.start import Start
 from roq.pubsub.subscriber import OPEN_SECONDS
 from roq.pubsub.subscriber import Subscriber as AsyncSubscriber

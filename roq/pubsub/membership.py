@@ -4,7 +4,8 @@ Reports go to the backup Monitors too: one that has been activated answers with 
 at once. A Monitor of a lower term is not obeyed.
 
 Honest by construction: `monitor_silent_seconds` grows while the Monitor does not answer, and the owner's intent (topics,
-path) is told again on every join. One endless loop does it all, with jittered waits; nothing but `close` ends it.
+path) is told again on every join. One endless loop does it all, with jittered waits; nothing ends it but `close`, and a proof
+that the Monitor refuses while there is no other: then the owner ends, too.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from roq.coordination.locate import GcmClient
-from roq.errors import CallError, Closed, NotReady, ProducerFenced, QueueStopped, RoqError
+from roq.errors import CallError, Closed, NotReady, ProducerFenced, ProofRefused, QueueStopped, RoqError
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
 from roq.runtime.rpc import RpcClient
@@ -51,6 +52,14 @@ class Member(Protocol):
     def take(self, notice: Any) -> None:
         """A welcome or a notice of the Monitor, except those about Monitors themselves."""
 
+    def fail(self, error: RoqError) -> None:
+        """It is no member any more, and will be none."""
+
+
+async def no_other_proof(refused: ProofRefused) -> MemberId:
+    """Of an id that was drawn."""
+    raise refused
+
 
 class ClientMembership:
     """`await join()` once, then it keeps itself up until `close`. identity: the member's; all that is said has its proof."""
@@ -58,6 +67,8 @@ class ClientMembership:
     def __init__(self, gcm_client: GcmClient, queue: str, member: Member, identity: MemberId) -> None:
         self._gcm, self._queue, self._member = gcm_client, queue, member
         self.identity = identity
+        # Asked once, when the Monitor refuses the one we have. Raises TemporaryError, or why there is none.
+        self.other_proof: Callable[[ProofRefused], Awaitable[MemberId]] = no_other_proof
         self._monitors: dict[str, RpcClient] = {}  # by endpoint: all that are known
         self._leader = ""  # endpoint of the one we are with
         self._term = 0
@@ -139,9 +150,8 @@ class ClientMembership:
         while True:
             try:
                 if not self._joined:
-                    await self._join_once(REJOIN_SECONDS)
+                    await self._join_again()
                     waits = delays(0.05, 1.0)
-                    log.info("joined queue again", extra={"fields": {"queue": self._queue}})
                 self.report_now()
                 worried = self.monitor_silent_seconds() > WORRY_SECONDS
                 await self._pause(WORRIED_REPORT_SECONDS if worried else REPORT_SECONDS)
@@ -158,6 +168,22 @@ class ClientMembership:
             except Exception:  # a defect must not end the membership in silence
                 log.exception("defect in the membership loop; retrying", extra={"fields": {"queue": self._queue}})
                 await self._pause(next(waits))
+
+    async def _join_again(self) -> None:
+        """Or end, if we are taken no more. Raises what keeps us from it just now."""
+        for other_proof in (self.other_proof, no_other_proof):
+            try:
+                await self._join_once(REJOIN_SECONDS)
+                log.info("joined queue again", extra={"fields": {"queue": self._queue}})
+                return
+            except ProofRefused as error:
+                refused = ProofRefused(f"queue {self._queue!r} does not take this member back, as {error}: open it again")
+            try:
+                self.identity = await other_proof(refused)
+            except (CallError, ProducerFenced) as error:
+                self.stop()  # this loop, too, at its next wait
+                self._member.fail(error)
+                return
 
     async def _pause(self, seconds: float) -> None:
         """Until the next report is due or something must be done at once."""

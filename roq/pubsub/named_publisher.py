@@ -27,12 +27,12 @@ class NamedPublisher(Publisher):
     def __init__(self, client: GcmClient, queue: str, producer: str) -> None:
         """Raises InvalidName."""
         super().__init__(client, queue, STORED)
-        self._producer = Producer(client, queue, producer, lambda: self._sequence, self._fail)
-        self._failed: RoqError | None = None
+        self._producer = Producer(client, queue, producer, lambda: self._sequence, self.fail)
+        self._membership.other_proof = lambda refused: self._producer.prove_anew(self._paths)
 
     def _make_sender(self, member: MemberId) -> PathSender:
         return ProducerSender(
-            self._flush, self._membership.report_now, lambda: self._sequence, lambda: self._fail(self._not_recorded())
+            self._flush, self._membership.report_now, lambda: self._sequence, lambda: self.fail(self._not_recorded())
         )
 
     @property
@@ -47,8 +47,6 @@ class NamedPublisher(Publisher):
             await super().open(timeout_seconds)
         except RoqError as error:
             raise self._failed or error from None
-        if self._failed is not None:
-            raise self._failed
         return self
 
     async def _prepare(self, timeout_seconds: float) -> None:
@@ -64,22 +62,10 @@ class NamedPublisher(Publisher):
             record.last, record.sent = last, sent
         return timeout_seconds  # anew: reading lasts as long as it gets on
 
-    def _fail(self, error: RoqError) -> None:
-        """It ends here."""
-        self._failed = self._failed or error
-        self._closed, self._room, self._topic = True, 0, None
+    def fail(self, error: RoqError) -> None:
+        """See Publisher."""
         self._producer.stop()
-        self._membership.stop()
-        self._sender.close(self._failed)
-        self._sender.opened.set()  # nobody waits for that any more
-
-    def _gone(self, text: str) -> RoqError:
-        return self._failed or super()._gone(text)
-
-    async def _confirmed(self, timeout_seconds: float = CONFIRM_SECONDS) -> PublishReceipt:
-        if self._failed is not None:
-            raise self._failed
-        return await super()._confirmed(timeout_seconds)
+        super().fail(error)
 
     async def flush(self, timeout_seconds: float = CONFIRM_SECONDS) -> PublishReceipt:
         """As Publisher's; also ProducerFenced."""
@@ -100,8 +86,6 @@ class NamedPublisher(Publisher):
             raise DeadlineExceeded(f"{what}: open it again, and publish what is behind its number") from None
         finally:
             await self._producer.close(self._paths, deadline - time.monotonic(), settled=settled)
-        if self._failed is not None and timeout_seconds > 0:
-            raise self._failed
 
     def join_request(self) -> wire.JoinPublisher:
         """See membership.Member."""
@@ -118,6 +102,6 @@ class NamedPublisher(Publisher):
         opening = not self._sender.opened.is_set()
         if opening and isinstance(notice, wire.PublisherWelcome) and notice.monitor < wire.SERVER_FENCES:
             what = f"the Monitor of queue {self.queue!r} has a version without producers"
-            self._fail(error := IncompatibleVersion(f"{what}: upgrade the hosts"))
+            self.fail(error := IncompatibleVersion(f"{what}: upgrade the hosts"))
             raise error
         super().take(notice)

@@ -67,6 +67,7 @@ class Producer:
         self._target = self._kept = 0  # what was sent when the last turn was answered; what was kept last
         self._kept_at = 0.0  # when the last turn began that was answered (monotonic)
         self._held = False  # the lease is over
+        self._replays = 0  # of the paths, when the proof was given
         self._outage = Outage("the producer can't keep its name now", queue=queue, producer=name)
         self._wanted = asyncio.Event()  # a look before its time
         self._task: asyncio.Task[None] | None = None
@@ -84,15 +85,25 @@ class Producer:
     async def open(self, sender: ProducerSender, timeout_seconds: float) -> MemberId:
         """Hold the name from now on. The publisher's id. Raises QueueNotFound, NotRecorded, AccessDenied, IncompatibleVersion,
         CallError, Unavailable, DeadlineExceeded."""
-        owner = f"{socket.gethostname()} (pid {os.getpid()})"
-        request = OpenProducer(self._queue, self._name, self._holder, owner)
         try:
-            grant = self._grant = await self._client.request(request, ProducerGrant, timeout_seconds)
+            grant = self._grant = await self._client.request(self._opening(), ProducerGrant, timeout_seconds)
         except FrameError as error:
             raise IncompatibleVersion(f"the GCM has a version without producers: upgrade the hosts ({error})") from error
         identity = MemberId(grant.publisher, grant.proof)
         sender.begin(identity, grant.path, grant.exchange if grant.settled else "")
         return identity
+
+    def _opening(self, *, holds: bool = False) -> OpenProducer:
+        owner = f"{socket.gethostname()} (pid {os.getpid()})"
+        return OpenProducer(self._queue, self._name, self._holder, owner, holds)
+
+    async def prove_anew(self, sender: ProducerSender, timeout_seconds: float = REQUEST_SECONDS) -> MemberId:
+        """With a seal of today: keys rotate while a producer lives. Raises ProducerFenced, and as `open`."""
+        replays = sender.replays
+        grant = await self._client.request(self._opening(holds=True), ProducerGrant, timeout_seconds)
+        sender.proof, self._replays = grant.proof, replays
+        log.info("a producer has its proof anew", extra={"fields": {"queue": self._queue, "producer": self._name}})
+        return MemberId(grant.publisher, grant.proof)
 
     async def begin(self, sender: ProducerSender, timeout_seconds: float) -> ProducerTail:
         """The Monitor has let us in: find what the life before has stored, and go on behind it. timeout_seconds: without any
@@ -138,6 +149,7 @@ class Producer:
                     async with asyncio.timeout(KEEP_SECONDS):
                         await self._wanted.wait()
                 await self._look(sender)
+                await self._look_at_proof(sender)
         except Closed:
             return
         except RoqError as error:
@@ -168,6 +180,15 @@ class Producer:
         if self._held:
             self._held = False
             sender.resume()
+
+    async def _look_at_proof(self, sender: ProducerSender) -> None:
+        """A path broke: an Exchange that refuses the proof says nothing. Not longer than the lease: then it has to be held."""
+        left = LEASE_SECONDS - (time.monotonic() - self._kept_at)
+        if sender.proof and sender.replays > self._replays and left > 1:
+            try:
+                await self.prove_anew(sender, min(REQUEST_SECONDS, left))
+            except TemporaryError as error:
+                self._outage.failed(error)
 
     async def close(self, sender: ProducerSender, timeout_seconds: float, *, settled: bool) -> None:
         """Keep how far it got for good. settled: everything that was sent is stored, and its path is ended. Raises

@@ -30,6 +30,7 @@ from roq.errors import (
 from roq.pubsub.links import BACKLOG_BYTES
 from roq.pubsub.membership import ClientMembership
 from roq.pubsub.path_sender import ASK_SECONDS, PathSender
+from roq.pubsub.publisher_health import PublisherHealth
 from roq.pubsub.storing import Storing
 from roq.pubsub.watermarks import TOPICS_REMEMBERED, TopicRecord, TopicWatermarks
 from roq.runtime.security import new_member_id
@@ -48,18 +49,6 @@ UNBUNDLED = 1  # bytes of a bundle that holds one frame
 DROP_PATIENCE_SECONDS = 0.005  # with overflow "drop": how long a full link is waited for before frames are dropped
 OPEN_SECONDS, CONFIRM_SECONDS = 15.0, 10.0
 ROUTED, STORED = "routed", "stored"  # levels of confirmation
-
-
-class PublisherHealth(NamedTuple):
-    """What is well with a publisher and what is not. Seconds; backlog in bytes."""
-
-    ready: bool
-    exchange: str
-    path: int
-    monitor_silent_seconds: float
-    backlog_bytes: int
-    dropped: int
-    problems: tuple[str, ...]
 
 
 class PublishReceipt(NamedTuple):
@@ -99,6 +88,7 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
         self._room = self._batch_time = 0
         self._annotated = False  # something in it has headers
         self._scheduled = self._closed = False
+        self._failed: RoqError | None = None  # then it is closed, too
         self._watermarks = TopicWatermarks(self._sender)
         self.protocol = wire.PROTOCOL  # what every subscriber understands
         self._needs = 1  # what they have to understand that are to read this publisher
@@ -117,6 +107,8 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
             await self._membership.join(timeout_seconds)
             async with asyncio.timeout(await self._begin(max(0.1, deadline - time.monotonic()))):
                 await self._sender.opened.wait()
+            if self._failed is not None:
+                raise self._failed
         except TimeoutError:
             await self.close(0)
             raise DeadlineExceeded(f"no Exchange of {self.queue!r} took this publisher in {timeout_seconds:g} s") from None
@@ -135,7 +127,15 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
 
     def _gone(self, text: str) -> RoqError:
         """Why it takes nothing more."""
-        return Closed(text)
+        return self._failed or Closed(text)
+
+    def fail(self, error: RoqError) -> None:
+        """It ends here: all that it is asked for raises this."""
+        self._failed = self._failed or error
+        self._closed, self._room, self._topic = True, 0, None
+        self._membership.stop()
+        self._sender.close(self._failed)
+        self._sender.opened.set()  # nobody waits for that any more
 
     async def __aenter__(self) -> Publisher:
         return await self.open()
@@ -146,8 +146,10 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
     async def close(self, timeout_seconds: float = 5.0) -> None:
         """Send what is batched, end the path, wait until the Exchange has forwarded all of it. Takes at most about
         `timeout_seconds`; raises DeadlineExceeded if by then the Exchange had not confirmed everything, NotConfirmed if it
-        never will have (see `flush`), NotRecorded if it should be stored, and is not."""
+        never will have (see `flush`), NotRecorded if it should be stored, and is not, ProofRefused (see `publish`)."""
         if self._closed:
+            if self._failed is not None and timeout_seconds > 0:
+                raise self._failed
             return
         deadline = time.monotonic() + timeout_seconds
         self._flush()
@@ -160,6 +162,8 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
             self._membership.stop()
             self._sender.close()
         if timeout_seconds > 0:
+            if self._failed is not None:
+                raise self._failed
             self._sender.raise_unknown()
             if self._storing.wanted and self._sender.unstored:
                 raise self._not_recorded()
@@ -177,8 +181,8 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
         roq.wire.headers. confirm: "routed" or "stored": wait until it is that (CONFIRM_SECONDS at most), and return a receipt;
         many at once share their confirmations.
         Raises InvalidTopic, PayloadTooLarge, InvalidHeaders, Closed; IncompatibleVersion for headers while a subscriber, or the
-        cluster, has version 0.1. With `confirm` also NotRecorded, and DeadlineExceeded and NotConfirmed: then it may be
-        published or not.
+        cluster, has version 0.1; ProofRefused once the Monitor no longer takes this publisher. With `confirm` also NotRecorded,
+        and DeadlineExceeded and NotConfirmed: then it may be published or not.
         """
         if (
             headers is confirm  # type: ignore[comparison-overlap]  # both are None: the quick way
@@ -253,6 +257,8 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
 
     async def _confirmed(self, timeout_seconds: float = CONFIRM_SECONDS) -> PublishReceipt:
         """Of everything published so far."""
+        if self._failed is not None:
+            raise self._failed
         self._flush()
         try:
             await self._sender.confirm(timeout_seconds)
@@ -483,18 +489,7 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
 
     def health(self) -> PublisherHealth:
         """What is well and what is not."""
-        silent = self._membership.monitor_silent_seconds()
-        problems = []
-        if self._closed:
-            problems.append("closed")
-        elif not self._sender.exchange:
-            problems.append("not attached to an Exchange")
-        if not self._membership.joined or silent > 3:
-            problems.append(f"the Monitor has been silent for {silent:.1f} s")
-        if (backlog := self._sender.backlog()) > BACKLOG_BYTES:
-            problems.append(f"{backlog} bytes wait for the Exchange")
-        if self.dropped:
-            problems.append(f"{self.dropped} messages were dropped")
-        exchange = self._sender.exchange
-        ready = not self._closed and exchange != ""
-        return PublisherHealth(ready, exchange, self._sender.path, silent, backlog, self.dropped, tuple(problems))
+        membership, sender = self._membership, self._sender
+        ended = str(self._failed or "closed") if self._closed else ""
+        place = sender.exchange, sender.path, membership.monitor_silent_seconds()
+        return PublisherHealth.of(ended, *place, sender.backlog(), self.dropped, joined=membership.joined)

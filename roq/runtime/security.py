@@ -34,7 +34,7 @@ from urllib.parse import quote
 import msgspec
 from nacl import bindings
 
-from roq.errors import AccessDenied, InvalidConfiguration
+from roq.errors import AccessDenied, InvalidConfiguration, ProofRefused
 from roq.ids import ID_MIN, new_id
 from roq.runtime.audit import turned_away
 from roq.runtime.files import DISK
@@ -147,11 +147,11 @@ class Security:
 
     def check_member(self, card: Card, queue: str, member: MemberId) -> None:
         """That a program with this card may publish or subscribe under this id. GCMs and hosts are trusted with each other's.
-        Raises AccessDenied."""
+        Raises ProofRefused."""
         if card.role is CardRole.CLIENT and not is_proved(
             member, queue, card.name, (keys.secret for keys in self._server_keys)
         ):
-            raise AccessDenied(f"{card.name} did not prove that the id {member.id:x} is its own")
+            raise ProofRefused(f"{card.name} did not prove that the id {member.id:x} is its own")
 
     def watch(self, server: Any) -> None:
         """Its `cut(revoked)` is called when cards are revoked."""

@@ -18,12 +18,14 @@ LIVES_MAX = 1 << 32 - LIFE_BITS
 
 class OpenProducer(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Publish under this name from now on: whoever did before does not any more. Answered with ProducerGrant. holder: drawn
-    anew by whoever opens it, so the same request again is harmless. owner: for people."""
+    anew by whoever opens it, so the same request again is harmless. owner: for people. holds: it has opened it already and
+    asks for another proof; raises ProducerFenced if it has it no more."""
 
     queue: str
     name: str
     holder: str
     owner: str = ""
+    holds: bool = False
 
 
 class ProducerGrant(msgspec.Struct, frozen=True, tag=True, array_like=True):

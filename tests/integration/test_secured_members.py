@@ -9,13 +9,18 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
 import roq
-from roq.errors import ProducerFenced, RoqError
+from roq.errors import AccessDenied, ProducerFenced, RoqError
+from roq.pubsub.publisher import Publisher
+from roq.pubsub.subscriber import Subscriber
 from roq.runtime.rpc import RpcClient
 from roq.tools.authority import Authority
 from roq.wire import frame as frames
@@ -23,6 +28,8 @@ from roq.wire import monitor
 from roq.wire.assignment import ProcessKind
 from roq.wire.card import Grant, Right
 from roq.wire.frame import FrameKind, PathOpening
+from roq.wire.member_id import SEAL_BYTES, MemberId
+from roq.wire.producers import OpenProducer
 from tests.harness.cards import as_holder
 from tests.integration.secured_rig import WAIT_SECONDS, Cluster, Retirer, refused, started
 
@@ -97,13 +104,13 @@ async def test_who_may_publish_neither_ends_an_exchange_nor_speaks_for_others(cl
             assert subscriber.lost == 0
 
 
-async def kill_monitor(connected: roq.Cluster, queue: str) -> None:
+async def kill(connected: roq.Cluster, queue: str, kind: ProcessKind) -> None:
     """And wait until another one serves."""
     (pid,) = (
         one.pid
         for host in (await connected.view()).hosts
         for one in (() if host.report is None else host.report.processes)
-        if one.kind is ProcessKind.MONITOR and one.queue == queue
+        if one.kind is kind and one.queue == queue
     )
     killed = psutil.Process(pid)
     killed.kill()
@@ -128,7 +135,7 @@ async def test_a_monitor_that_began_anew_takes_nobody_for_another(cluster: Clust
             connected.subscriber("orders") as subscriber,
             connected.publisher("orders") as publisher,
         ):
-            await kill_monitor(connected, "orders")
+            await kill(connected, "orders", ProcessKind.MONITOR)
             with as_holder(attacker):
                 async with roq.connect(cluster.zookeeper) as other:
                     endpoint = (await other.queue("orders")).monitors[0].clients_endpoint()
@@ -171,6 +178,79 @@ async def test_a_producer_goes_on_with_another_card_and_nobody_else_has_its_id(c
                     owner.subscriber("kept", start="earliest", follow=False) as past,
                 ):
                     assert [message.payload async for message in past] == [b"1", b"2"]
+
+
+def spoil(member: Publisher | Subscriber) -> None:
+    """Its proof is as good as one whose key has gone with a rotation."""
+    member._membership.identity = MemberId(member.id, bytes(SEAL_BYTES))
+    if isinstance(member, Publisher):
+        member._sender.proof = bytes(SEAL_BYTES)
+
+
+async def test_a_producer_whose_seal_is_no_good_any_more_gets_another_one(cluster: Cluster) -> None:
+    """From the GCM: as soon as a Monitor refuses the one it has, or a path broke, as when an Exchange refuses it."""
+    with as_holder(cluster.owner):
+        async with (
+            roq.connect(cluster.zookeeper) as connected,
+            connected.publisher("kept", producer="sealed") as publisher,
+        ):
+            await publish_and_flush(publisher, b"1")
+            proof = publisher._sender.proof
+            for kind in (ProcessKind.MONITOR, ProcessKind.EXCHANGE):
+                spoil(publisher)
+                if kind is ProcessKind.EXCHANGE:
+                    publisher._membership.identity = MemberId(publisher.id, proof)
+                await kill(connected, "kept", kind)
+                await publisher.publish("t", b"on")
+                await publisher.flush(3 * WAIT_SECONDS)
+                async with asyncio.timeout(3 * WAIT_SECONDS):  # no message waits for a Monitor
+                    while (publisher._sender.proof, publisher._membership.identity.proof) != (proof, proof):
+                        await asyncio.sleep(0.05)
+            assert publisher.number == 3
+
+
+async def test_a_producer_that_gets_no_good_seal_fails(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    with as_holder(cluster.owner):
+        async with roq.connect(cluster.zookeeper) as connected:
+            publisher = await connected.publisher("kept", producer="unsealed").open()
+            await publish_and_flush(publisher, b"1")
+            spoil(publisher)
+            request = connected._gcm.request
+
+            async def unsealed(body: Any, expect: Any, timeout_seconds: float = WAIT_SECONDS) -> Any:
+                reply = await request(body, expect, timeout_seconds)
+                return msgspec.structs.replace(reply, proof=bytes(SEAL_BYTES)) if isinstance(body, OpenProducer) else reply
+
+            monkeypatch.setattr(connected._gcm, "request", unsealed)
+            await kill(connected, "kept", ProcessKind.MONITOR)
+            await fails(publisher)
+
+
+async def fails(publisher: Publisher) -> None:
+    """All that it is asked for, and soon."""
+    async with asyncio.timeout(3 * WAIT_SECONDS):
+        while not publisher.health().problems or "did not prove" not in publisher.health().problems[0]:
+            await asyncio.sleep(0.05)
+    for ask in (partial(publisher.publish, "t", b"late"), publisher.flush, publisher.close):
+        with pytest.raises(AccessDenied, match="open it again"):
+            await ask()
+
+
+async def test_a_member_whose_proof_is_refused_fails(cluster: Cluster) -> None:
+    """One that has none from anybody else, as when its process was given another card since."""
+    with as_holder(cluster.owner):
+        async with roq.connect(cluster.zookeeper) as connected, connected.subscriber("orders") as subscriber:
+            publisher = await connected.publisher("orders").open()
+            await publish_and_flush(publisher, b"before")
+            assert (await one_of(subscriber)).payload == b"before"
+            for member in (publisher, subscriber):
+                spoil(member)
+            await kill(connected, "orders", ProcessKind.MONITOR)
+            await fails(publisher)
+            async with asyncio.timeout(3 * WAIT_SECONDS):
+                with pytest.raises(AccessDenied, match="open it again"):
+                    async for _ in subscriber:
+                        pass
 
 
 async def test_a_program_without_roq_proves_its_id_too(cluster: Cluster, tmp_path: Path) -> None:

@@ -35,14 +35,14 @@ class KeepingGcm:
     """Keeps as the real one does, at times that it is given. lost: the next answer is; refuses: with that."""
 
     def __init__(self) -> None:
-        self.now, self.lost = 1.0, False
+        self.now, self.lost, self.seals = 1.0, False, 0
         self.refuses: RoqError | None = None
         self.record: ProducerRecord | None = None
 
     async def request(self, request: msgspec.Struct, expect: type[Any], timeout_seconds: float) -> Any:
         if isinstance(request, OpenProducer):
-            self.record = open_record(self.record, request, P, self.now)
-            return grant(self.record)
+            self.record, self.seals = open_record(self.record, request, P, self.now), self.seals + 1
+            return msgspec.structs.replace(grant(self.record), proof=b"seal %d" % self.seals)
         assert isinstance(request, KeepProducer)
         if self.refuses is not None:
             raise self.refuses
@@ -107,6 +107,23 @@ async def test_a_next_life_looks_from_before_what_was_sent_while_confirmations_a
         assert made.gcm.since == 10.0, "251 was sent before 40"
         await made.turn(60.0, 300, 300)
         assert made.gcm.since == 40.0
+    finally:
+        made.producer.stop()
+
+
+async def test_a_path_that_broke_is_followed_by_one_look_for_another_seal() -> None:
+    """An Exchange that refuses it ends the connection, as one that dies."""
+    made = Keeping()
+    try:
+        await made.open()
+        for replays, proof in ((0, b"seal 1"), (1, b"seal 2"), (1, b"seal 2"), (7, b"seal 3")):
+            made.sender.replays = replays
+            await made.producer._look_at_proof(made.sender)
+            assert made.sender.proof == proof
+        made.gcm.record = open_record(made.gcm.record, OpenProducer("q", "p", "another"), P, 2.0)
+        made.sender.replays = 8
+        with pytest.raises(ProducerFenced):
+            await made.producer._look_at_proof(made.sender)
     finally:
         made.producer.stop()
 

@@ -72,6 +72,16 @@ def test_a_new_name_has_nothing_behind_it() -> None:
     assert grant(record) == producers.ProducerGrant(P, 0, 0, "", True, 7.0, 7.0 + LEASE_SECONDS)
 
 
+def test_who_holds_it_is_granted_it_again_and_nobody_else_gets_it_so() -> None:
+    asks = msgspec.structs.replace(OPEN, holds=True)
+    record = keep_in(open_record(None, OPEN, P, 7.0), keep(1, 5), 8.0)
+    assert open_record(record, asks, P + 1, 9.0) is record
+    with pytest.raises(ProducerFenced, match="was opened since by host-2"):
+        open_record(open_record(record, NEXT, P, 10.0), asks, P, 11.0)
+    with pytest.raises(ProducerFenced, match="was forgotten"):
+        open_record(None, asks, P, 11.0)
+
+
 def test_who_closed_it_left_nothing_to_be_looked_for() -> None:
     closed = keep_in(keep_in(open_record(None, OPEN, P, 7.0), keep(1, 0), 8.0), keep(2, 10, path=3, closed=True), 9.0)
     given = grant(open_record(closed, NEXT, P + 1, 20.0))

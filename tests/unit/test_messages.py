@@ -13,7 +13,7 @@ import pytest
 from roq.wire.assignment import Overflow, QueueSettings
 from roq.wire.recording import Record
 from roq.wire.work_queue import TaskSettings
-from tests.harness.syntax import PRODUCT, tree
+from tests.harness.syntax import PRODUCT, nodes
 
 ENUMS = ("Enum", "StrEnum", "IntEnum")
 
@@ -23,7 +23,7 @@ def classes() -> list[tuple[str, ast.ClassDef, set[str]]]:
     return [
         (path, node, {ast.unparse(base) for base in node.bases})
         for path in PRODUCT
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.ClassDef)
     ]
 
@@ -52,7 +52,7 @@ def test_no_error_shows_the_repr_of_an_enumeration() -> None:
     shown = [
         f"{path}:{value.lineno}: {ast.unparse(value.value)}"
         for path in PRODUCT
-        for error in ast.walk(tree(path))
+        for error in nodes(path)
         if isinstance(error, ast.Raise)
         for value in ast.walk(error)
         if isinstance(value, ast.FormattedValue)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.harness.syntax import PACKAGES, PRODUCT, ROOT, sources, tree
+from tests.harness.syntax import PACKAGES, PRODUCT, ROOT, nodes, sources, tree
 
 FILE_LINES_MAX = 500
 MACHINE_LINES_MAX = 700  # of a pure machine: its transitions belong together
@@ -120,9 +120,9 @@ def functions(node: ast.AST, outer: str = "") -> Iterator[tuple[str, int]]:
         yield from functions(child, name)
 
 
-def imported(node: ast.AST) -> Iterator[str]:
-    """Top-level names of the libraries imported anywhere below `node`."""
-    for child in ast.walk(node):
+def imported(found: Iterable[ast.AST]) -> Iterator[str]:
+    """Top-level names of the libraries that these nodes import."""
+    for child in found:
         if isinstance(child, ast.Import):
             yield from (alias.name.split(".")[0] for alias in child.names)
         elif isinstance(child, ast.ImportFrom) and child.module:
@@ -131,17 +131,17 @@ def imported(node: ast.AST) -> Iterator[str]:
 
 @cache
 def libraries(path: str) -> frozenset[str]:
-    return frozenset(imported(tree(path)))
+    return frozenset(imported(nodes(path)))
 
 
 def lives_in(path: str, rooms: tuple[str, ...]) -> bool:
     return any(path == f"{room}.py" or path.startswith(f"{room}/") for room in rooms)
 
 
-def calls(node: ast.AST, name: str, attribute_of: str = "") -> list[int]:
+def calls(path: str, name: str, attribute_of: str = "") -> list[int]:
     """Lines where `name(...)`, or `attribute_of.name(...)`, is called."""
     found = []
-    for child in ast.walk(node):
+    for child in nodes(path):
         if not isinstance(child, ast.Call):
             continue
         match child.func:
@@ -189,11 +189,11 @@ def _makes_an_error(call: ast.Call) -> bool:
     return False
 
 
-def said(node: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, text) of what `node` logs or raises, as far as it is written there, and of all other prose that is no docstring:
+def said(found: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
+    """(line, text) of what these nodes log or raise, as far as it is written there, and of all other prose that is no docstring:
     what a command prints, its help, advice."""
-    docstrings = {child.value for child in ast.walk(node) if isinstance(child, ast.Expr)}
-    for child in ast.walk(node):
+    docstrings = {child.value for child in found if isinstance(child, ast.Expr)}
+    for child in found:
         match child:
             case ast.Constant(value=str(text)) if " " in text and child not in docstrings:
                 yield child.lineno, " ".join(text.split())
@@ -213,7 +213,7 @@ def said(node: ast.AST) -> Iterator[tuple[int, str]]:
 @cache
 def worded() -> dict[str, dict[int, str]]:
     """Path -> line -> text of everything said to people that has a word of this house."""
-    found = {path: {line: text for line, text in said(tree(path)) if HOUSE_WORDS.search(text)} for path in PRODUCT}
+    found = {path: {line: text for line, text in said(nodes(path)) if HOUSE_WORDS.search(text)} for path in PRODUCT}
     return {path: lines for path, lines in found.items() if lines}
 
 
@@ -227,7 +227,7 @@ OF_OTHERS = {"_replace", "_make", "_fields", "_exit", "_socket"}  # of NamedTupl
 def private_names(path: str) -> tuple[set[str], set[str]]:
     """(names with an underscore that classes of this file define, those that it asks of other objects than `self`)."""
     own, asked = set[str](), set[str]()
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         match node:
             case ast.ClassDef():
                 own |= {one.name for one in node.body if isinstance(one, FUNCTIONS)}
@@ -260,7 +260,7 @@ FACES = {"Cluster", "GroupSubscriber", "Publisher", "Request", "Responder", "Sub
 def test_a_class_name_is_one_class() -> None:
     found: dict[str, list[str]] = {}
     for path in PRODUCT:
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(path)
     assert {name: paths for name, paths in found.items() if len(paths) > 1 and name not in FACES} == {}
@@ -306,7 +306,7 @@ def test_what_people_read_has_the_words_of_the_field() -> None:
 def test_a_warning_says_what_it_is_about() -> None:
     found = dict[str, int]()
     for path in PRODUCT:
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             match node:
                 case ast.Call(func=ast.Attribute(ast.Name("log" | "logger"), method), args=[ast.Constant()], keywords=named):
                     if method in LOGGED - {"debug", "info"} and "extra" not in {one.arg for one in named}:
@@ -328,7 +328,7 @@ def test_a_warning_says_what_it_is_about() -> None:
     ],
 )
 def test_such_words_are_found_where_people_read_them(line: str, caught: bool) -> None:
-    assert any(HOUSE_WORDS.search(text) for _, text in said(ast.parse(line))) is caught
+    assert any(HOUSE_WORDS.search(text) for _, text in said([*ast.walk(ast.parse(line))])) is caught
 
 
 @pytest.mark.parametrize("library", IMPORTERS)
@@ -344,7 +344,7 @@ def test_lines_with_fields_show_them_in_their_text() -> None:
 
 
 def test_only_the_command_line_prints() -> None:
-    printing = {path: lines for path in PRODUCT if (lines := calls(tree(path), "print")) and not lives_in(path, PRINTERS)}
+    printing = {path: lines for path in PRODUCT if (lines := calls(path, "print")) and not lives_in(path, PRINTERS)}
     assert not printing, "a process logs; only roq/cli talks to people"
 
 
@@ -363,8 +363,8 @@ def test_no_import_hides_inside_a_function() -> None:
     hidden = {
         path
         for path in PRODUCT
-        for node in ast.walk(tree(path))
-        if isinstance(node, FUNCTIONS) and any(True for _ in imported(node))
+        for node in nodes(path)
+        if isinstance(node, FUNCTIONS) and any(True for _ in imported(ast.walk(node)))
     }
     assert not hidden, "imports stand at the top and point down"
 

@@ -71,7 +71,7 @@ async def _check(address: str, parsed: ZooKeeperAddress) -> list[Finding]:
     except ClusterNotFound as error:
         return [*findings, wrong("Cluster", str(error), "check the chroot in the address; the first GCM makes it")]
     except Unavailable as error:
-        return [*findings, await _no_leader(address, str(error)), await find_tree_format(address)]
+        return [*findings, *await asyncio.gather(_no_leader(address, str(error)), find_tree_format(address))]
     except RoqError as error:
         return [*findings, wrong("Leader", str(error), "read the GCMs' logs")]
     findings.append(good("Leader", f"{leader.host}:{leader.port}, epoch {leader.epoch}"))

@@ -190,7 +190,7 @@ def _makes_an_error(call: ast.Call) -> bool:
 
 
 def said(found: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
-    """(line, text) of what these nodes log or raise, as far as it is written there, and of all other prose that is no docstring:
+    """(line, text) of what is logged or raised here, as far as it is written out, and of all other prose that is no docstring:
     what a command prints, its help, advice."""
     docstrings = {child.value for child in found if isinstance(child, ast.Expr)}
     for child in found:

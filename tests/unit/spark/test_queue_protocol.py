@@ -23,6 +23,8 @@ from roq.spark.queue_write import BatchPlan, Publication, stage
 from roq.workqueue.address import open_backend
 from tests.unit.spark.queue_feeding import LIMIT, address_in, die, drain, feed, payloads, renewed, status
 
+LEASE_SECONDS = 6.0  # renewed twice in four; two thirds of it are for a machine that is busy
+
 
 @pytest.mark.parametrize("scheme", ["log", "file"])
 def test_a_stream_takes_everything_once_and_acks_it(scheme: str, tmp_path: Path) -> None:
@@ -125,9 +127,9 @@ def test_a_manifest_that_is_gone_or_damaged_is_told(tmp_path: Path) -> None:
 def test_leases_of_open_manifests_are_renewed(scheme: str, tmp_path: Path) -> None:
     address = address_in(scheme, tmp_path, 20)
     backend = open_backend(address, None)
-    ledger = queue_ledger.Ledger(tmp_path / "manifests", address, backend, 12.0, lambda error: None)
+    ledger = queue_ledger.Ledger(tmp_path / "manifests", address, backend, LEASE_SECONDS, lambda error: None)
     began = time.monotonic()
-    ledger.add(backend.lease(12.0, 20, 0.0)[1], began)
+    ledger.add(backend.lease(LEASE_SECONDS, 20, 0.0)[1], began)
     renewed(backend, 20)
     assert backend.status().leased == 20
     ledger.commit(1)

@@ -29,7 +29,12 @@ section() {
 }
 
 if [ "$tier" != rest ]; then
+    # The types are checked on one processor. On the other one what tests import is compiled meanwhile, once instead of by every
+    # worker at the same time. Whatever is wrong there, the sections will say.
+    tools/pytest.sh unit -n 0 --collect-only -q tests/simulation tests/integration tests/failure >/dev/null 2>&1 &
+    compiling=$!
     section "checks" tools/check.sh
+    wait "$compiling"
 fi
 case "$tier" in
 quick) section "unit and model tests" tools/pytest.sh unit -m "not long" ;;

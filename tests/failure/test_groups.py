@@ -25,7 +25,7 @@ COMINGS_MIN = 2 * MEMBERS  # before the load ends: some have left under it. What
 
 
 class Members:
-    """Of one group, in order by topic. joined: how often one came."""
+    """Of one group, in order by topic. joined: how often one came. staying: nobody leaves any more."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -33,6 +33,7 @@ class Members:
         self.reached: dict[tuple[int, str], int] = {}  # publisher, topic -> the last number that came for the first time
         self.wrong: list[str] = []
         self.joined = 0
+        self.staying = False
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -49,7 +50,7 @@ class Members:
                 async with contextlib.aclosing(group.leases(seconds=LEASE_SECONDS, count=20)) as messages:
                     async for message in messages:
                         await self._handle(message)
-                        if clock() >= leaves:
+                        if clock() >= leaves and not self.staying:
                             break
 
     async def _handle(self, message: roq.Task) -> None:
@@ -68,7 +69,9 @@ class Members:
             self.done[publisher].discard(number)
 
     async def finish(self, load: RecordedLoad) -> None:
-        """Wait until the group is empty, and hold what was done against what was stored."""
+        """Wait until the group is empty, and hold what was done against what was stored. Members stay now, for each that leaves
+        stops its topics for a lease: what is left would take as long as there is of it, five times over."""
+        self.staying = True
         clock, due = asyncio.get_running_loop().time, sum(load.stored.values())
         until = clock() + WAIT_SECONDS
         async with roq.open_queue(self._address) as group:

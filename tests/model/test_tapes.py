@@ -12,6 +12,7 @@ import pytest
 
 from roq.pubsub.order import OrderSafeguards
 from roq.pubsub.tape import SKEW_MS
+from tests.harness.tiers import but_long
 from tests.model.search import Found, explore
 from tests.model.tapes import TapesConfig, TapesModel
 
@@ -141,7 +142,7 @@ def test_every_way_of_reading_keeps_the_promises(name: str) -> None:
     assert found.states >= STATES_MIN
 
 
-@pytest.mark.parametrize("name", LAGGING)
+@pytest.mark.parametrize("name", but_long(LAGGING, "a move, then a death"))
 def test_tapes_that_stand_still_are_waited_for(name: str) -> None:
     found, shown = found_in(name, TapesConfig(LAGGING[name], paces=(1,), together=False, lagging=True))
     assert not found.trail, shown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from roq.pubsub.attachments import LISTING_SECONDS
@@ -42,6 +42,13 @@ class PublisherTwin:
         self.joined = False
         self.lost = ""
         self.before: wire.ReadyCount | None = None  # the last word of a Monitor that was stopped
+
+    def is_quiet(self, alive: Mapping[str, ExchangeAddress]) -> bool:
+        """Nothing is on its way to it or from it, nor is there an Exchange that it has still to hear from, or to miss."""
+        return not (self.notices or self.reports) and all(
+            link.welcomed and not link.frames and not link.confirmed and alive.get(link.exchange.id) == link.exchange
+            for link in self.links.values()
+        )
 
 
 class SubscriberTwin:

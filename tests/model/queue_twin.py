@@ -459,9 +459,8 @@ class Queue:
             self.monitor_hears(exchange)
         for id in PUBLISHERS:
             self.publisher_reports(id)
-            for _ in range(10):
-                if self._nothing_comes(id):
-                    break
+            left = 10
+            while (left := left - 1) >= 0 and not self.publishers[id].is_quiet(self.alive):
                 self.notice_arrives(id)
                 self.confirmation_arrives(id)
                 self.exchange_welcomes(id)
@@ -472,21 +471,11 @@ class Queue:
             self.closed_publisher_leaves(id)
         for id in SUBSCRIBERS:
             for _ in range(10):
-                if not self.subscribers[id].notices:
-                    break
                 self.subscriber_takes_notice(id)
             self.attachments_are_proved(id)
             self.retire_arrives(id)
             while self.subscribers[id].reports:
                 self.subscriber_report_arrives(id)
-
-    def _nothing_comes(self, id: int) -> bool:
-        """To a publisher or from it: none of what `calm` does for it would change anything."""
-        twin = self.publishers[id]
-        return not (twin.notices or twin.reports) and all(
-            link.welcomed and not link.frames and not link.confirmed and self.alive.get(link.exchange.id) == link.exchange
-            for link in twin.links.values()
-        )
 
     def rest(self) -> None:
         self.former_is_fenced()

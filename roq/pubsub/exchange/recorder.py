@@ -31,6 +31,7 @@ from roq.errors import (
     LogUnavailable,
     ProcessFailed,
     RoqError,
+    StorageFull,
     TemporaryError,
 )
 from roq.log.replicated.owner import now_ms
@@ -62,6 +63,7 @@ HELD_BYTES = 32 * 1024 * 1024  # waiting for stores: from here on publishers wai
 SKEW_MS = 5_000  # between clocks: a clock that is further back than the tape's last entry is worth a word
 ENTRIES_AT_ONCE = 2  # under way while a new entry is made of what has come; a full one goes in any case
 LOST_RETRY_SECONDS = 5.0
+FULL_RETRY_SECONDS = 5.0  # at most: to take over on full disks costs some of the room that stores keep for fences and deletes
 STORES_SECONDS = 5.0  # for stores of hosts that are there to start
 SEGMENT_ENTRIES = 2_000_000  # a tape's segments end by their bytes, or their time
 SEAL_SECONDS = 2.0  # at the end, for what is under way
@@ -238,7 +240,7 @@ class Recorder:
 
     async def run(self, session: Session, directory: StoreDirectory) -> None:
         """Write until cancelled. Raises ProcessFailed: somebody else has taken this tape."""
-        pauses = delays(0.05, 1.0)
+        pauses, full, stored = delays(0.05, 1.0), delays(0.05, FULL_RETRY_SECONDS), 0
         while True:
             try:
                 writer = await self._take_over(session, directory)
@@ -254,7 +256,9 @@ class Recorder:
             except TemporaryError as error:
                 fields = {"log": self.log_id, "reason": f"{type(error).__name__}: {error}", "waiting_bytes": self._waiting}
                 log.warning("the tape's log is taken over again", extra={"fields": fields})
-                await asyncio.sleep(next(pauses))
+                if self.counters["tape_entries"] > stored:  # else the disks are as full as they were
+                    full, stored = delays(0.05, FULL_RETRY_SECONDS), self.counters["tape_entries"]
+                await asyncio.sleep(next(full if isinstance(error, StorageFull) else pauses))
 
     async def _take_over(self, session: Session, directory: StoreDirectory) -> LogWriter:
         if self._base is None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -78,10 +80,25 @@ class DurableReader:
 
 
 class RecordedLoad:
-    """Publishers that are told what is stored, a reader that is there from the beginning, and a durable one."""
+    """Publishers that are told what is stored, a reader that is there from the beginning, and a durable one.
 
-    def __init__(self, client: roq.Cluster, queue: str) -> None:
+    burst: so many messages, of payload_bytes at least, then a flush and a pause. refused: how many flushes of
+    each publisher were not answered in flush_seconds; they are tried again, for WAIT_SECONDS in all."""
+
+    def __init__(
+        self,
+        client: roq.Cluster,
+        queue: str,
+        *,
+        burst: int = BURST,
+        pause_seconds: float = PAUSE_SECONDS,
+        payload_bytes: int = 0,
+        flush_seconds: float = WAIT_SECONDS,
+    ) -> None:
         self._client, self.queue = client, queue
+        self._burst, self._pause_seconds, self._flush_seconds = burst, pause_seconds, flush_seconds
+        self._payload_bytes = payload_bytes
+        self.refused = Counter[int]()
         self.stored: dict[int, int] = {}  # publisher -> so many messages, numbered from 0
         self.came: dict[int, list[int]] = {}
         self.lost: list[MessagesLost] = []
@@ -98,15 +115,27 @@ class RecordedLoad:
         async with self._client.publisher(self.queue, confirm="stored") as publisher:
             self.stored[publisher.id] = number = 0
             while not self._stop.is_set():
-                for _ in range(BURST):
-                    await publisher.publish(f"t.{number % 3}", b"%d" % number)
+                for _ in range(self._burst):
+                    await publisher.publish(f"t.{number % 3}", (b"%d" % number).ljust(self._payload_bytes))
                     number += 1
-                try:
-                    await publisher.flush(WAIT_SECONDS)
-                    self.stored[publisher.id] = number
-                except (DeadlineExceeded, NotConfirmed) as error:
+                await self._flush(publisher)
+                self.stored[publisher.id] = number
+                await asyncio.sleep(self._pause_seconds)
+
+    async def _flush(self, publisher: roq.Publisher) -> None:
+        """Until all of it is stored."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + WAIT_SECONDS
+        while True:
+            try:
+                await publisher.flush(self._flush_seconds)
+                return
+            except DeadlineExceeded as error:
+                if clock() >= until:
                     pytest.fail(f"not stored in {WAIT_SECONDS:g} s: {error}")
-                await asyncio.sleep(PAUSE_SECONDS)
+                self.refused[publisher.id] += 1
+            except NotConfirmed as error:
+                pytest.fail(f"it is not known what is stored: {error}")
 
     async def _read(self) -> None:
         async with self._client.subscriber(self.queue, start="earliest", on_lost=self.lost.append) as early:
@@ -117,7 +146,7 @@ class RecordedLoad:
         """More of everybody is stored than now."""
         before = dict(self.stored)
         async with asyncio.timeout(WAIT_SECONDS):
-            while not before or any(self.stored[one] <= count + BURST for one, count in before.items()):
+            while not before or any(self.stored[one] <= count + self._burst for one, count in before.items()):
                 before = before or dict(self.stored)
                 self._raise()
                 await asyncio.sleep(0.05)
@@ -162,12 +191,13 @@ class RecordedLoad:
 
 
 @asynccontextmanager
-async def recorded(client: roq.Cluster) -> AsyncIterator[RecordedLoad]:
-    """A queue that is kept three times, with a load that flows; at the end every reader has read the same."""
+async def recorded(client: roq.Cluster, **options: Any) -> AsyncIterator[RecordedLoad]:
+    """A queue that is kept three times, with a load (see there for options) that flows; at the end every reader has read the
+    same."""
     queue = f"kept-{secrets.token_hex(3)}"
     await client.create_queue(queue, overflow="block", replication=2, record=roq.Record(days=1, copies=3, ack=2))
     await client.create_exchange(queue)
-    load = RecordedLoad(client, queue)
+    load = RecordedLoad(client, queue, **options)
     load.start()
     try:
         await load.flowing()

@@ -16,12 +16,14 @@ FLOWING_SECONDS = 30.0
 
 
 class Traffic:
-    """`async with Traffic(client, queue) as traffic`: 200 numbered messages a second until left."""
+    """`async with Traffic(client, queue) as traffic`: 200 numbered messages a second until left. longest: seconds between two
+    that followed each other, since `calm`."""
 
     def __init__(self, client: roq.Cluster, queue: str) -> None:
         self.published = 0
         self.received: list[int] = []
         self.lost: list[MessagesLost] = []
+        self.calm()
         self._subscriber = client.subscriber(queue, on_lost=self.lost.append)
         self._publisher = client.publisher(queue)
         self._arrived = asyncio.Event()
@@ -64,6 +66,10 @@ class Traffic:
                         await self._arrived.wait()
         return time.monotonic() - begun
 
+    def calm(self) -> None:
+        """Forget how long pauses were until now."""
+        self.longest, self._came = 0.0, time.monotonic()
+
     def check_order(self) -> None:
         """Nothing twice, nothing out of order, every gap told."""
         assert self.received == sorted(set(self.received)), "repeated or reordered"
@@ -84,4 +90,6 @@ class Traffic:
     async def _receive(self) -> None:
         async for message in self._subscriber:
             self.received.append(int(message.payload))
+            now = time.monotonic()
+            self.longest, self._came = max(self.longest, now - self._came), now
             self._arrived.set()

@@ -409,7 +409,7 @@ class HostManager:
             case wire.ShutdownHost(reason, drain_seconds):
                 log.info("host shutdown requested", extra={"fields": {"reason": reason, "drain_seconds": drain_seconds}})
                 self._stop_children = self.shut_down = True
-                self._drain_seconds = min(max(drain_seconds, 0.0), DRAIN_SECONDS_MAX)
+                self._drain_seconds = min(max(0.0, drain_seconds), DRAIN_SECONDS_MAX)
                 asyncio.get_running_loop().call_soon(self._stop.set)
                 return wire.OrderTaken()
 
@@ -442,7 +442,7 @@ class HostManager:
     async def _drain(self) -> None:
         """Say that this host stops, and wait for what it runs of queues to move to others; not if no other host stays."""
         registration, session = self._registration, self._session
-        if registration is None or session is None:
+        if session is None or registration is None or not registration.generation:
             return
         self._stopping = True
         try:
@@ -452,7 +452,7 @@ class HostManager:
                     self._processes_changed.clear()
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._processes_changed.wait(), OTHERS_SECONDS)
-        except (TimeoutError, ZooKeeperUnavailable) as error:
+        except (TimeoutError, RoqError) as error:
             log.warning("host was not drained before it stops", extra={"fields": {"reason": str(error) or "it took too long"}})
         if left := self._of_queues():
             log.info("processes end that no other host has taken over", extra={"fields": {"names": left}})

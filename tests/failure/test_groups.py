@@ -21,6 +21,7 @@ from tests.failure.test_recorded import WAIT_SECONDS, RecordedLoad, recorded
 
 CLUSTER = {"gcms": 1, "hcms": 3}
 MEMBERS, LEASE_SECONDS, STAY_SECONDS = 3, 5.0, 1.0
+PACED = {"burst": 10, "pause_seconds": 0.1}  # members ack one at a time: of more, most would wait until the load has ended
 COMINGS_MIN = 2 * MEMBERS  # before the load ends: some have left under it. What one leaves with stops its topics for a lease
 
 
@@ -97,7 +98,7 @@ class Members:
 @asynccontextmanager
 async def group_at_work(client: roq.Cluster) -> AsyncIterator[tuple[RecordedLoad, str]]:
     """A recorded queue under load and a group that works it off; in the end the group has done each message once."""
-    async with recorded(client) as load:
+    async with recorded(client, **PACED) as load:
         info = await client.create_group(load.queue, "billing")
         members = Members(f"roq://{client.zookeeper}/{load.queue}@billing")
         members.start()

@@ -118,7 +118,7 @@ async def work_queues(arguments: argparse.Namespace) -> list[DurableMeasured]:
     loads = [load for load in loads if any(part in f"{load.mode}, {load.clients} clients" for part in wanted)]
     found = [await measure_durable(load, list(there), arguments.runs or RUNS, tell) for load in loads]
     print(durable_report.full(found, absent))
-    if arguments.charts:
+    if arguments.charts and any(measured.work.mode is Mode.ONE_BY_ONE for measured in found):
         durable_report.save(found, arguments.charts)
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import os
 import shutil
@@ -18,10 +19,19 @@ atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True
 settings.register_profile("roq", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("roq")
 
+GRACE_SECONDS = 30.0
+"""How long a test may take to clean up after its time limit."""
+STDERR = pytest.StashKey[int]()
+"""Where stacks are printed: the file itself, as what tests print is captured."""
+
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # begun in the background by a shell: what a test starts would ignore Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[STDERR] = os.dup(2)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -40,6 +50,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with a test that takes long first."""
     long = {item.path for item in items if item.get_closest_marker("long")}
     items.sort(key=lambda item: item.path not in long)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test that its time limit could not end (the exception came where it was swallowed, or its clean-up hangs) ends its worker,
+    with the stacks of all threads: pytest-xdist names the test and goes on with a new worker."""
+    marker = item.get_closest_marker("timeout")
+    seconds = float(marker.args[0] if marker else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(seconds + GRACE_SECONDS, exit=True, file=item.config.stash[STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(autouse=True)

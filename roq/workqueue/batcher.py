@@ -13,7 +13,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from roq.errors import CallError, Closed, InvalidConfiguration, PayloadTooLarge, RoqError
@@ -45,6 +46,17 @@ class CallThreads:
         future.add_done_callback(self._calls.discard)
         return future
 
+    async def opened(self, open_it: Callable[..., Result], *arguments: object, close: Callable[[Result], object]) -> Result:
+        """Open something in a thread, for as long as these threads are needed. Whoever is cancelled meanwhile leaves nothing
+        open: it is closed as soon as it is there. Raises what open_it raises."""
+        opening = self._pool.submit(open_it, *arguments)
+        try:
+            return await asyncio.wrap_future(opening)
+        except BaseException:
+            self._pool.submit(_close_opened, opening, close)
+            self._pool.shutdown(wait=False)
+            raise
+
     async def settle_down(self, timeout_seconds: float) -> None:
         """Wait until every call has ended, but not for ever."""
         if self._calls:
@@ -55,6 +67,12 @@ class CallThreads:
         while self._calls:
             await asyncio.wait(self._calls)
         self._pool.shutdown(wait=False)
+
+
+def _close_opened(opening: Future[Result], close: Callable[[Result], object]) -> None:
+    """Wait until it is open or failed, in a thread."""
+    with suppress(Exception):
+        close(opening.result())
 
 
 def answer(future: asyncio.Future[Result], result: Result | BaseException) -> None:

@@ -83,7 +83,9 @@ class WorkQueue:
     async def open(self) -> None:
         """Open, and create it if it is new. Raises InvalidAddress, WorkQueueConflict, WorkQueueNotFound, OSError."""
         self._threads = CallThreads()
-        self._opened = backend = await self._threads.start(open_backend, self._full_address, self._asked)
+        self._opened = backend = await self._threads.opened(
+            open_backend, self._full_address, self._asked, close=lambda opened: opened.close()
+        )
         self._keeper: LeaseKeeper = LeaseKeepers(backend.settle)
         at_once = partial(open_shards, backend)
         self._puts = Batcher[NewTask, str](self._threads, backend.put, PUT_COUNT_MAX, PUT_BYTES, at_once)

@@ -54,8 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """A test that its time limit could not end (the exception came where it was swallowed, or its clean-up hangs) ends its worker,
-    with the stacks of all threads: pytest-xdist names the test and goes on with a new worker."""
+    """A test that its time limit could not end (the exception came where it was swallowed, or its clean-up hangs) ends its
+    worker, with the stacks of all threads: pytest-xdist names the test and goes on with a new worker."""
     marker = item.get_closest_marker("timeout")
     seconds = float(marker.args[0] if marker else item.config.getini("timeout"))
     faulthandler.dump_traceback_later(seconds + GRACE_SECONDS, exit=True, file=item.config.stash[STDERR])

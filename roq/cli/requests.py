@@ -112,11 +112,11 @@ def _standard_input(payload: bytes) -> IO[bytes]:
 
 async def _run(request: Request, command: str) -> None:
     """The answer is what the command prints; it fails if that does, or takes longer than its caller waits."""
-    surroundings = {**os.environ, "ROQ_TOPIC": request.topic}
+    variables = {**os.environ, "ROQ_TOPIC": request.topic}
     try:
         with _standard_input(request.payload) as file:
             process = await asyncio.create_subprocess_shell(
-                command, stdin=file, stdout=PIPE, stderr=PIPE, env=surroundings, start_new_session=True
+                command, stdin=file, stdout=PIPE, stderr=PIPE, env=variables, start_new_session=True
             )
     except (OSError, ValueError) as error:  # no more processes, files or memory; or what no process can be given
         await request.fail(f"the command could not be run: {error}")

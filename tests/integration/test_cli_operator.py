@@ -211,9 +211,9 @@ class Terminal:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
         self.before = termios.tcgetattr(slave)
         self._slave = slave
-        surroundings = {**environment(zookeeper), "TERM": "xterm"}
+        variables = {**environment(zookeeper), "TERM": "xterm"}
         command = [sys.executable, "-m", "roq.cli", *arguments]
-        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=surroundings, cwd=ROOT)
+        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=variables, cwd=ROOT)
         self._shown = ""
 
     def until(self, *wanted: str) -> str:
@@ -286,14 +286,14 @@ def test_top_opens_a_queue_at_once_and_says_when_it_is_gone(cluster: RunningClus
 
 def in_bash(home: Path, script: str) -> str:
     """What an interactive bash of this home prints; `roq` is ours."""
-    surroundings = {
+    variables = {
         **environment(),
         "HOME": str(home),
         "XDG_CONFIG_HOME": str(home / ".config"),
         "PATH": f"{home}/bin:{os.environ['PATH']}",
     }
     done = subprocess.run(
-        ["bash", "-ic", script], env=surroundings, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+        ["bash", "-ic", script], env=variables, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
     )
     return done.stdout
 

@@ -39,8 +39,8 @@ def shell(line: str, folder: Path, variables: Mapping[str, str]) -> subprocess.P
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ROQ_")}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     pipe = subprocess.PIPE
-    surroundings = {**kept, "PATH": path, "PYTHONPATH": str(ROOT), **variables}
-    return subprocess.Popen(["bash", "-c", f"exec {line}"], cwd=folder, env=surroundings, stdout=pipe, stderr=pipe)
+    variables = {**kept, "PATH": path, "PYTHONPATH": str(ROOT), **variables}
+    return subprocess.Popen(["bash", "-c", f"exec {line}"], cwd=folder, env=variables, stdout=pipe, stderr=pipe)
 
 
 def printed(line: str, folder: Path, **variables: str) -> str:

@@ -91,8 +91,8 @@ def test_a_cluster_on_this_machine_and_the_ten_lines(environments: Environments,
     source = block("README.md", "A cluster")
     assert "127.0.0.1:2181" in source
     command = [str(bare.folder / "bin/roq"), "up", "--dir", str(tmp_path / "cluster"), "--json"]
-    surroundings = bare.activated(**without_java(bare))
-    with subprocess.Popen(command, env=surroundings, cwd=tmp_path, stdout=subprocess.PIPE, start_new_session=True) as up:
+    variables = bare.activated(**without_java(bare))
+    with subprocess.Popen(command, env=variables, cwd=tmp_path, stdout=subprocess.PIPE, start_new_session=True) as up:
         try:
             assert up.stdout is not None
             address = json.loads(up.stdout.readline())["cluster"]

@@ -23,7 +23,7 @@ from roq.tools.simulation.loop import BOOTED_SECONDS, SimulatedLoop
 from roq.tools.simulation.machines import Machine
 from roq.tools.simulation.network import Network
 from roq.tools.simulation.pages import SECTOR_BYTES
-from roq.tools.simulation.surroundings import replaced
+from roq.tools.simulation.replacements import replaced
 from roq.tools.simulation.threads import SimulatedThreads, sleep
 from tests.simulation.known_bugs import put
 

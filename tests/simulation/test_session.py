@@ -16,7 +16,7 @@ from roq.tools.simulation.coordination import SimulatedCoordinator
 from roq.tools.simulation.loop import SimulatedLoop
 from roq.tools.simulation.machines import Machine
 from roq.tools.simulation.network import Network
-from roq.tools.simulation.surroundings import replaced
+from roq.tools.simulation.replacements import replaced
 from tests.integration import test_coordination, test_election, test_session_states
 
 pytestmark = pytest.mark.quick

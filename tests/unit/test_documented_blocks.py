@@ -24,7 +24,7 @@ RECORDED, TAPES = "tests/integration/test_read.py", "tests/spark/test_tape_sourc
 SIMULATION, TUTORIALS = "tests/simulation/test_documented.py", "tests/integration/test_tutorials.py"
 CLUSTER, DEMO = "tests/spark/test_pipeline_cluster.py", "tests/integration/test_cli.py"
 COMPOSE = "tests/failure/test_compose.py"
-# (document, heading, number under it) -> who runs it. A block whose lines need different surroundings has several.
+# (document, heading, number under it) -> who runs it. A block whose lines need a different context has several.
 FLEET, PROVIDERS = "tests/integration/test_fleet.py", "tests/unit/test_providers.py::test_the_document_s_files"
 SECURED = "tests/integration/test_secured_cluster.py"
 WHERE = "tests/integration/test_where.py"

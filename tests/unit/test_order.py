@@ -17,7 +17,7 @@ HOLD, HOLD_MAX = 5.0, 60.0
 
 
 class Subscriber:
-    """A machine with its surroundings; `seen` is what the application is given and told."""
+    """A machine with its context; `seen` is what the application is given and told."""
 
     def __init__(self, *attached: str, wants: str = "abc") -> None:
         self.attached = set(attached)

@@ -28,10 +28,10 @@ WAIT_SECONDS = 20.0
 def on_a_terminal(*arguments: str, stdin: IO[bytes] | None = None) -> tuple[str, str]:
     """What a Python program prints, and what its terminal shows: standard error."""
     master, slave = pty.openpty()
-    surroundings = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    variables = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     command = [sys.executable, *arguments]
     done = subprocess.run(
-        command, stdin=stdin, stdout=subprocess.PIPE, stderr=slave, env=surroundings, check=True, timeout=WAIT_SECONDS
+        command, stdin=stdin, stdout=subprocess.PIPE, stderr=slave, env=variables, check=True, timeout=WAIT_SECONDS
     )
     os.close(slave)
     shown = b""

@@ -41,7 +41,7 @@ class Forks:
         self._files: set[int] = set()  # in memory, open
 
     def replacements(self) -> list[tuple[Any, str, Any]]:
-        """For the table of surroundings."""
+        """For the table of replacements."""
 
         def fork(dump: Dump, fold: Fold) -> None:
             dump._child, dump._file = self._fork(fold)

@@ -36,7 +36,7 @@ class Inspector:
         loop.on_step = self._look
 
     def replacements(self) -> list[tuple[Any, str, Any]]:
-        """For the table of surroundings: machines tell that they move."""
+        """For the table of replacements: machines tell that they move."""
         owners = dict.fromkeys(owner for machine in MACHINES for owner in machine.__mro__[:-1])
         methods = [(owner, name, value) for owner in owners for name, value in vars(owner).items() if isfunction(value)]
         return [
@@ -76,7 +76,7 @@ class LogInspector:
         self.wrong: list[str] = []
 
     def replacements(self) -> list[tuple[Any, str, Any]]:
-        """For the table of surroundings: writers and followers tell what they do."""
+        """For the table of replacements: writers and followers tell what they do."""
         write, begin, apply, fetch = LogWriter.write, LogWriter._open, LogFollower._apply, Tape.fetch
 
         def written(writer: LogWriter, entry: bytes, done: Callable[[int | RoqError], None]) -> None:

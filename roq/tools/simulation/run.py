@@ -35,7 +35,7 @@ from roq.tools.simulation.network import Network
 from roq.tools.simulation.producers import ProducerCluster
 from roq.tools.simulation.recording_cluster import CLOCKS_SECONDS, GROUP, GroupCluster, RecordingCluster, recording_replacements
 from roq.tools.simulation.recordings import RecordPace
-from roq.tools.simulation.surroundings import replaced
+from roq.tools.simulation.replacements import replaced
 from roq.tools.simulation.task_cluster import WORK_QUEUE, TaskCluster
 from roq.tools.simulation.tasks import INLINE_BYTES, TaskPace
 from roq.tools.simulation.transactions import TransactionCluster

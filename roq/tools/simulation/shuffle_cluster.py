@@ -34,7 +34,7 @@ ROLES = {**hcm.machine.ROLES, ProcessKind.STORE: ("clients", "control", "shuffle
 
 
 def replacements(loop: SimulatedLoop) -> list[tuple[Any, str, Any]]:
-    """Below writers and readers, beside surroundings.py: (owner, name, what stands in its place)."""
+    """Below writers and readers, beside replacements.py: (owner, name, what stands in its place)."""
     return [
         (hcm.machine, "ROLES", ROLES),
         (roq.shuffle.blocks, "BLOCK_ROWS", BLOCK_ROWS),

@@ -10,10 +10,11 @@ tasks that nobody takes are given back. Not covered: what the calls mean (queue.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -49,11 +50,25 @@ class CallThreads:
     async def opened(self, open_it: Callable[..., Result], *arguments: object, close: Callable[[Result], object]) -> Result:
         """Open something in a thread, for as long as these threads are needed. Whoever is cancelled meanwhile leaves nothing
         open: it is closed as soon as it is there. Raises what open_it raises."""
-        opening = self._pool.submit(open_it, *arguments)
+        made: list[Result] = []  # until somebody has it: who takes it out closes it
+        abandoned = threading.Event()
+
+        def close_abandoned() -> None:
+            with suppress(IndexError):
+                close(made.pop())
+
+        def open_here() -> Result:
+            opened = open_it(*arguments)
+            made.append(opened)
+            if abandoned.is_set():
+                close_abandoned()
+            return opened
+
         try:
-            return await asyncio.wrap_future(opening)
+            return await self.start(open_here)
         except BaseException:
-            self._pool.submit(_close_opened, opening, close)
+            abandoned.set()
+            self.start(close_abandoned)
             self._pool.shutdown(wait=False)
             raise
 
@@ -67,12 +82,6 @@ class CallThreads:
         while self._calls:
             await asyncio.wait(self._calls)
         self._pool.shutdown(wait=False)
-
-
-def _close_opened(opening: Future[Result], close: Callable[[Result], object]) -> None:
-    """Wait until it is open or failed, in a thread."""
-    with suppress(Exception):
-        close(opening.result())
 
 
 def answer(future: asyncio.Future[Result], result: Result | BaseException) -> None:

@@ -21,10 +21,11 @@ from roq.shuffle.events import (
     TimePassed,
     WriteRecord,
 )
-from roq.shuffle.plan import GATHER_SECONDS, ShufflePlan
+from roq.shuffle.plan import GATHER_SECONDS, STAGES, ShufflePlan
 from roq.shuffle.record import FollowerHosts, ShuffleRecord, Stage, new_table
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Interval, Receipt, RunSample, ShuffleState, Spec
+from tests.harness.scenarios import FOLDER
 
 HOSTS = ("a", "b", "c")
 ROWS = 100
@@ -219,3 +220,9 @@ def test_late_and_repeated_answers_change_nothing() -> None:
     one.feed(TableComputed(1, new_table(before, [], 4, HOSTS)))
     assert one.record is before
     assert not one.asked
+
+
+def test_scenarios_show_every_stage() -> None:
+    lines = [line for path in (FOLDER / "shuffle_plan").glob("*.txt") for line in path.read_text().splitlines()]
+    written = {line.removeprefix("write ").partition(", table")[0] for line in lines if line.startswith("write ")}
+    assert written == {", ".join(word for word in at if word is not Stage.NONE) for at in STAGES}

@@ -167,16 +167,16 @@ class Child:
     def __init__(self, name: str) -> None:
         self.name = name
         self.phase = Phase.WAITING
-        self.pid = 0
+        self.pid = 0  # 0 while WAITING, FAILED or GONE; never while RUNNING or KILLING
         self.restarts = 0  # deaths answered with a new process, in the life of this HCM
-        self.error = ""  # why the last process ended, if it was not asked to
+        self.error = ""  # why the last process ended, if it was not asked to; FAILED always has one
         self.again = False  # STOPPING only: start anew after the exit
         self._due = float("inf")
         self._forked_at = 0.0
         self._judged_from = 0.0  # no silence counts before: nobody watched, or a machine that stood still woke with us
         self._ready = False
-        self._quick_deaths = 0
-        self._deadline = float("inf")  # STOPPING only: the next escalation
+        self._quick_deaths = 0  # QUICK_DEATHS_MAX at most
+        self._deadline = float("inf")  # the next escalation; exactly while STOPPING
         self._terminated = False  # STOPPING only: SIGTERM was sent, SIGKILL is next
 
     def handle(self, event: Event, now: float) -> list[Instruction]:

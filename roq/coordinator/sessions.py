@@ -30,7 +30,7 @@ class Watches:
     """All watches of all connections."""
 
     def __init__(self) -> None:
-        self._on: dict[tuple[WatchKind, str], dict[int, None]] = {}
+        self._on: dict[tuple[WatchKind, str], dict[int, None]] = {}  # the same watches in both; nothing empty in either
         self._of: dict[int, set[tuple[WatchKind, str]]] = {}
 
     def add(self, kind: WatchKind, path: str, watcher: int) -> None:

@@ -207,12 +207,12 @@ class Tree:
     """Everything the coordinator knows. `sessions` by id; `zxid` of the last transaction."""
 
     def __init__(self, image: TreeImage | None = None) -> None:
-        self.zxid = 0
-        self.sessions: dict[int, TreeSession] = {}
+        self.zxid = 0  # of no node a higher one
+        self.sessions: dict[int, TreeSession] = {}  # their ephemerals are exactly the nodes that have them as owners
         self.watches = Watches()
         self._shown: dict[int, frozenset[Identity]] = {}  # by watcher
         root = _Node(b"", 0, 0, 0)
-        self._nodes: dict[str, _Node] = {"/": root}
+        self._nodes: dict[str, _Node] = {"/": root}  # FIXED among them; each is its parent's child; no parent has an owner
         if image is None:
             for path in (SYSTEM, "/zookeeper/quota", CONFIG):
                 self._insert(path, _Node(b"", 0, 0, 0))

@@ -162,7 +162,7 @@ class OrderMachine:
         unread: Callable[[str, Origin], bool] = lambda exchange, origin: False,
         since: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.publishers: dict[int, KnownPublisher] = {}
+        self.publishers: dict[int, KnownPublisher] = {}  # each has a path or holds some; held paths are above its own
         self._unread, self._since = unread, since
         self._attached, self._wants, self._safe = attached, wants, safeguards
         self.amid = False  # while tapes are read, and not from their beginning
@@ -170,11 +170,11 @@ class OrderMachine:
         self.duplicated = 0
         self.late = 0
         self.unfinished = 0  # paths that were given up before their FIN came
-        self.known_bytes = 0  # of all topics
+        self.known_bytes = 0  # of all topics of all publishers, TOPIC_BYTES for each included
         self.forgotten_topics = 0  # for want of room; likewise publishers
         self.forgotten_publishers = 0
-        self.waiting: set[int] = set()  # publishers with held frames
-        self._doubts: dict[tuple[int, str], int] | None = None  # reported up to this number; None: nothing passed us by
+        self.waiting: set[int] = set()  # exactly the publishers with held frames
+        self._doubts: dict[tuple[int, str], int] | None = None  # reported up to this; None: nothing passed by, none is doubted
         self._doubted = 0.0  # when that was last learnt
         self.held_bytes = 0  # of all held frames, HELD_FRAME_BYTES for each included
 

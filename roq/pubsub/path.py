@@ -168,12 +168,12 @@ class PathMachine:
 
     def __init__(self, safeguards: PathSafeguards = PathSafeguards(), path: int = 0, left: str = "") -> None:
         self.path, self._left = path, left
-        self.current: ExchangeAddress | None = None
-        self.target: ExchangeAddress | None = None  # being connected to
-        self.target_path = 0
-        self.leaving: dict[int, ExchangeAddress] = {}  # old links by path whose FIN is not confirmed
-        self.broken: str | None = None  # id of the Exchange whose link was lost, until the next path opens
-        self.state = PathState.JOINING
+        self.current: ExchangeAddress | None = None  # sent on; exactly while it SENDS
+        self.target: ExchangeAddress | None = None  # being connected to; exactly while it CONNECTS
+        self.target_path = 0  # of the target: above `path`
+        self.leaving: dict[int, ExchangeAddress] = {}  # old links by path, up to ours, whose FIN is not confirmed
+        self.broken: str | None = None  # id of the Exchange whose link was lost; exactly while it LOST_LINK
+        self.state = PathState.JOINING  # CLOSING: something is left; FINISHED: nothing is
         self._safe = safeguards
 
     @property

@@ -86,11 +86,12 @@ class ReplayBuffer:
     ) -> None:
         self._seconds, self._max_bytes, self._safe, self._lossless = seconds, max_bytes, safeguards, lossless
         # (when, last, total, frame); total: bytes of all frames ever appended, this one and ENTRY_BYTES each included
-        self._sent: deque[tuple[float, int, int, bytes]] = deque()
-        self.waiting: deque[tuple[float, int, int, bytes]] = deque()
+        self._sent: deque[tuple[float, int, int, bytes]] = deque()  # up to `sent_to`, in order
+        self.waiting: deque[tuple[float, int, int, bytes]] = deque()  # behind `sent_to`, in order
         self._marks: deque[_Mark] = deque()
         self._total = self._sent_total = self._marked_total = self._confirmed_total = self._gone_total = 0
         self._ever_sent = begin  # on any path
+        # gone <= sent_to <= last; confirmed <= last; lossless: gone <= confirmed, and nothing is unknown
         self.last = self.sent_to = self.confirmed = self.gone = begin
         self.mark_number = 0  # of the newest MARK or FIN
         self.confirmed_mark = 0  # everything before this MARK or FIN has passed

@@ -128,10 +128,10 @@ class ShufflePlan:
 
     def __init__(self, record: ShuffleRecord, epoch: int, abandoned_seconds: float = math.inf) -> None:
         self.record = record  # as it is written
-        self.writing: ShuffleRecord | None = None  # while it is set, only RecordWritten may come
+        self.writing: ShuffleRecord | None = None  # while it is set nothing is asked, and only RecordWritten may come
         self.stored: set[tuple[int, str]] = set()  # attempts, until it is sealed
         self._epoch, self._abandoned_seconds = epoch, abandoned_seconds
-        self._round, self._alarm = Round(), Alarm()
+        self._round, self._alarm = Round(), Alarm()  # to forget intervals is asked at rest, to forget all once removed
         self._out: list[Instruction] = []
         self._now = 0.0
         self._heard_at: float | None = None  # somebody went on with it, or this leader began

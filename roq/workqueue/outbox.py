@@ -82,7 +82,7 @@ class TransactionOutbox:
 
     def __init__(self) -> None:
         self.destinations: dict[str, Destination] = {}
-        self.bytes = 0
+        self.bytes = 0  # of all that waits, at all destinations
 
     def __bool__(self) -> bool:
         """Whether there is anything that must not be forgotten."""

@@ -46,14 +46,14 @@ class Appending:
         self.segment, self.epoch, self.nodes, self.ack_quorum = segment, epoch, nodes, ack_quorum
         self.acked = first - 1  # the highest acknowledged position
         self.next = first
-        self.upto = dict.fromkeys(nodes, first - 1)
-        self.sent = dict.fromkeys(nodes, first - 1)
+        self.upto = dict.fromkeys(nodes, first - 1)  # what each node has, below `next`; exactly the nodes
+        self.sent = dict.fromkeys(nodes, first - 1)  # the same nodes
         self.holed: set[str] = set()  # nodes that will never get some acknowledged entries from here
         self.paced: dict[str, bool] = {}  # node -> may its next frame leave
         self._overloaded: set[str] = set()  # of these, the ones that refused one since the last `resume`
         self.changing = False
-        self.bytes_pending = 0
-        self._entries: dict[int, tuple[int, bytes]] = {}  # position -> (crc, entry), while not acknowledged
+        self.bytes_pending = 0  # of all that is in _entries
+        self._entries: dict[int, tuple[int, bytes]] = {}  # position -> (crc, entry), behind `acked` and before `next`
         self._safeguards = safeguards
 
     def append(self, entry: bytes) -> int:

@@ -123,14 +123,14 @@ class StoredSegment:
     def __init__(self, name: str, number: int) -> None:
         self.name, self.number = name, number
         self.fenced = 0
-        self.fenced_durably = 0
+        self.fenced_durably = 0  # not above `fenced`
         self.opened = False
         self.confirmed = 0
         self.base = 0
         self.places = array("Q")
         self.gaps = 0  # of `places`: ABSENT or BAD
-        self.pending: dict[int, int] = {}
-        self.bytes_in: dict[int, int] = {}  # journal file -> bytes of live records there
+        self.pending: dict[int, int] = {}  # positions on their way: their places are not held yet
+        self.bytes_in: dict[int, int] = {}  # journal file -> bytes of live records there; every file that a place names
         self.state_in = 0  # journal file of the newest OPEN or STATE
 
     @property

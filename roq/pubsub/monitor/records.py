@@ -98,7 +98,7 @@ class Exchange:
         self.protocol = protocol  # what it understands
         self.proving_since = now
         self.heard = False  # the Monitor itself is attached: it will see where publishers begin and end
-        self.state = ExchangeState.STARTING
+        self.state = ExchangeState.STARTING  # carries only if `heard`
         self.listed = 0  # version of the first list that names it
         self.may_carry = False  # STARTING, yet publishers of an earlier Monitor may be on it
 
@@ -139,12 +139,12 @@ class PublisherRecord:
         self.protocol = protocol  # what it understands
         self.needs = needs  # what subscribers have to understand that are to read it
         self.target = ""
-        self.relocated = False  # it has been told
+        self.relocated = False  # it has been told; only while there is a target
         self.opened = 0  # newest path whose OPEN came out of its Exchange
         self.offered: dict[str, int] = {}  # Exchanges it was told to go to, by path, until it is known where it went
         self.deadline = 0.0
         self.lost = ""  # token of the Exchange that died under it, until it has opened its next path
-        self.lost_path = 0
+        self.lost_path = 0  # one that it had
         self.lost_at = 0.0
 
     def lose(self, token: str, path: int, now: float) -> None:
@@ -185,11 +185,11 @@ class SubscriberRecord:
         self.peer, self.joined, self.last_report = peer, now, now
         self.attached: frozenset[str] = frozenset()
         self.ready = False  # it proved everything that is known to carry messages
-        self.told = False  # and has been told so
+        self.told = False  # and has been told so: then it was_told
         self.was_told = False  # once, and may have been told the contrary since
         self.returning = returning  # an earlier Monitor had told it: it knows whom it might miss
         self.reported = False
-        self.passed_by = 0  # times that something carried messages without it, since it was ready first
+        self.passed_by = 0  # times that something carried messages without it, since it was ready first; 0 before
 
     def may_miss(self, tokens: Iterable[str]) -> None:
         """These carry messages, whether or not it has proved them."""

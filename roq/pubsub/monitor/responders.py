@@ -36,8 +36,8 @@ class ResponderList:
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self._services: dict[int, wire.Service] = {}  # of subscribers that joined with one
-        self._bytes = 0  # of these
-        self._listed: dict[int, wire.ResponderView] = {}
+        self._bytes = 0  # of these, LIST_BYTES_MAX at most
+        self._listed: dict[int, wire.ResponderView] = {}  # of some of these
         self._callers = set[int]()
         self._version = 1
         self._complete = False

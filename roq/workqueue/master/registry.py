@@ -188,9 +188,10 @@ class BlobRegistry:
         self._now, self._ms = now, 0
         self.health = StoreHealth(directory, lambda: self._now, pace.missed_beats)
         self._pending: dict[str, _Pending] = {}  # none of them is in the log
-        self._spreads: dict[str, _Spread] = {}  # by blob
+        self._spreads: dict[str, _Spread] = {}  # by blob; without a task exactly those that are pending
         self._short: OrderedDict[TaskKey, None] = OrderedDict()  # tasks whose blobs lack copies and are not being copied
-        self._copying: dict[tuple[str, str], float] = {}  # (blob, target) -> until when the copy may still turn up there
+        # (blob, target) -> until when the copy may still turn up there; no blob is copied to where it is being removed
+        self._copying: dict[tuple[str, str], float] = {}
         self._inventories: dict[str, _Inventory] = {}  # by host, one each
         self._round: deque[str] = deque()  # hosts that are still to be listed in this round
         self._lives: dict[str, tuple[str, str]] = {}  # host -> (disk, life) of the store that answered last

@@ -47,11 +47,11 @@ class Front:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("portion", [1, 8], ids=["in portions", "at once"])
-async def test_a_closing_path_that_is_begun_again_ends_once(portion: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", [1, 8], ids=["in parts", "at once"])
+async def test_a_closing_path_that_is_begun_again_ends_once(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end waits behind a replay when an Exchange that was left dies: the next path replays, and has the only end."""
-    monkeypatch.setattr(module, "PORTION_FRAMES", 1)
-    monkeypatch.setattr(module, "PORTION_SECONDS", 60.0)
+    monkeypatch.setattr(module, "PART_FRAMES", 1)
+    monkeypatch.setattr(module, "PART_SECONDS", 60.0)
     fronts = {id: Front(id) for id in "ABCD"}
     sent = 0
     sender = PathSender(MemberId(7), lambda: None, lambda: None, lambda: sent)
@@ -60,7 +60,7 @@ async def test_a_closing_path_that_is_begun_again_ends_once(portion: int, monkey
         await fronts["A"].until(FrameKind.OPEN, 1)
         for sent in range(1, 4):
             sender.send(encode_data(b"t", 7, sender.path, sent, sent - 1, sent - 1, [bytes(1000)], 0), sent)
-        sender.bundle_bytes = 1000  # a portion is one frame
+        sender.bundle_bytes = 1000  # a part is one frame
         sender.assign(fronts["B"].address, 2)
         await fronts["B"].until(FrameKind.OPEN, 2)
         sender.abandoned(fronts["B"].address.token, 2)
@@ -69,7 +69,7 @@ async def test_a_closing_path_that_is_begun_again_ends_once(portion: int, monkey
         closing = asyncio.create_task(sender.finish(10))
         await asyncio.sleep(0)
         sender.abandoned(fronts["A"].address.token, 1)
-        monkeypatch.setattr(module, "PORTION_FRAMES", portion)
+        monkeypatch.setattr(module, "PART_FRAMES", part)
         sender.assign(fronts["D"].address, 4)
         await fronts["D"].until(FrameKind.MARK, 4)
         while (FrameKind.FIN, 4) not in fronts["D"].kinds:

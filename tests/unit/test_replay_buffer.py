@@ -149,7 +149,7 @@ def test_what_was_sent_once_is_unknown_but_not_given_up() -> None:
     assert buffer.unknown == Unknown(1, 2)
 
 
-def test_a_replay_leaves_in_portions_and_new_frames_follow_it() -> None:
+def test_a_replay_leaves_in_parts_and_new_frames_follow_it() -> None:
     buffer = ReplayBuffer()
     send(buffer, 1, 2, 3, size=500)
     buffer.broken()

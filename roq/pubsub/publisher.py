@@ -146,7 +146,7 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
     async def close(self, timeout_seconds: float = 5.0) -> None:
         """Send what is batched, end the path, wait until the Exchange has forwarded all of it. Takes at most about
         `timeout_seconds`; raises DeadlineExceeded if by then the Exchange had not confirmed everything, NotConfirmed if it
-        never will have (see `flush`), NotRecorded if it should be stored, and is not, ProofRefused (see `publish`)."""
+        never will have (see `flush`), NotRecorded if it should be stored, and is not, AccessDenied (see `publish`)."""
         if self._closed:
             if self._failed is not None and timeout_seconds > 0:
                 raise self._failed
@@ -181,7 +181,7 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
         roq.wire.headers. confirm: "routed" or "stored": wait until it is that (CONFIRM_SECONDS at most), and return a receipt;
         many at once share their confirmations.
         Raises InvalidTopic, PayloadTooLarge, InvalidHeaders, Closed; IncompatibleVersion for headers while a subscriber, or the
-        cluster, has version 0.1; ProofRefused once the Monitor no longer takes this publisher. With `confirm` also NotRecorded,
+        cluster, has version 0.1; AccessDenied once this publisher is taken no more. With `confirm` also NotRecorded,
         and DeadlineExceeded and NotConfirmed: then it may be published or not.
         """
         if (

@@ -23,6 +23,7 @@ import roq
 from roq.coordination import paths
 from roq.coordination.session import Session
 from roq.errors import AccessDenied, CallError, DeadlineExceeded, NoResponder, RoqError
+from roq.pubsub import membership
 from roq.runtime.rpc import RpcClient
 from roq.runtime.security import load_card, write_secret
 from roq.runtime.shutdown import ask
@@ -352,6 +353,32 @@ async def test_a_revoked_card_is_out_within_a_second_and_stays_out(cluster: Clus
                 cluster.authority.revoke("leaver")
             info = await owner._gcm.request(access.GetAccess(), access.AccessInfo, WAIT_SECONDS)
             assert info.signed
+
+
+async def test_members_whose_card_is_revoked_end(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rather than to try to rejoin for ever."""
+    monkeypatch.setattr(membership, "DENIED_SECONDS", 1.0)
+    card = cluster.card("gone", Grant(Right.SUBSCRIBE, "orders"), Grant(Right.PUBLISH, "orders"))
+    with as_holder(card):
+        async with roq.connect(cluster.zookeeper) as connected, connected.subscriber("orders") as hears:
+            async with asyncio.timeout(WAIT_SECONDS):
+                publisher = await connected.publisher("orders").open()
+                await publisher.publish("t", b"before")
+                await publisher.flush()
+                assert (await anext(aiter(hears))).payload == b"before"
+                cluster.authority = Authority.load(cluster.authority.path)
+                cluster.authority.revoke("gone")
+                with as_holder(cluster.owner):
+                    async with roq.connect(cluster.zookeeper) as owner:
+                        await owner.set_access(cluster.authority.access_list())
+                with pytest.raises(AccessDenied, match="revoked"):
+                    await anext(aiter(hears))
+                while "revoked" not in str(publisher.health()):
+                    await asyncio.sleep(0.01)
+                with pytest.raises(AccessDenied, match="revoked"):
+                    await publisher.publish("t", b"after")
+                with pytest.raises(AccessDenied, match="revoked"):
+                    await publisher.close()
 
 
 def test_what_is_on_disk_is_its_owners_alone(cluster: Cluster) -> None:

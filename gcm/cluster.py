@@ -384,6 +384,7 @@ def host_info(host: Host) -> HostInfo:
         memory_fraction=at.payload.memory_fraction if at else 0.0,
         report=host.report,
         leaving=host.leaving,
+        stopping=host.stopping,
     )
 
 

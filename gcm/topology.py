@@ -86,7 +86,7 @@ def _but_load(old: Host, new: Host) -> bool:
 
 def _standing(host: Host) -> tuple[object, ...]:
     at = host.registration
-    return at and (at.address, at.port), host.draining, host.leaving, host.exchanges_max
+    return at and (at.address, at.port), host.draining, host.leaving, host.stopping, host.exchanges_max
 
 
 def _load(host: Host) -> tuple[float, float]:

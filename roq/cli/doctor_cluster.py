@@ -197,6 +197,10 @@ def _hosts(overview: Overview) -> list[Finding]:
         if not host.alive:
             up = f"is {host.address} up? " if host.address else ""  # no address: it was stopped, or is away for long
             findings.append(wrong(f"Host {host.host}", "is away", f"{up}Start its `roq-hcm`, or read its log"))
+        elif host.stopping:
+            findings.append(
+                warning(f"Host {host.host}", "is about to end, and hands over", "it has been asked to stop: nothing to do")
+            )
         elif host.leaving:
             advice = f"`roq host evacuate {host.host}` shows what is left; `roq host uncordon {host.host}` calls it off"
             findings.append(warning(f"Host {host.host}", f"is being left by {LEAVE_WORDS[host.leaving]}", advice))

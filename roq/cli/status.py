@@ -105,7 +105,7 @@ def host_state(row: HostRow) -> str:
     """One word."""
     if not row.alive:
         return "away"
-    return "leaving" if row.leaving else "cordoned" if row.draining else "alive"
+    return "stopping" if row.stopping else "leaving" if row.leaving else "cordoned" if row.draining else "alive"
 
 
 def host_table(hosts: tuple[HostRow, ...]) -> RenderableType:

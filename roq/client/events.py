@@ -132,6 +132,7 @@ SENTENCES = {
 }
 
 
+STOPPING = "is about to end: its queues and work queues move to other hosts"
 LEAVING = {
     Leaving.NOTHING: "is cordoned: nothing new is placed there",
     Leaving.PROCESSES: "is drained: its queues and work queues move to other hosts",
@@ -187,7 +188,7 @@ def events_between(before: ClusterView, after: ClusterView, silent_seconds: floa
 def _topology(before: ClusterView, after: ClusterView) -> Iterator[ClusterEvent]:
     """Those of `differences`; a work queue that is a group is called one."""
     work = {one.record.name: one for view in (before, after) for one in view.work_queues}
-    leaving = {host.host: host.leaving for host in after.hosts}
+    hosts = {host.host: host for host in after.hosts}
     terms = {one.record.name: one.record.term for one in after.queues}
     for change in differences(before, after):
         event = ClusterEvent(
@@ -197,7 +198,8 @@ def _topology(before: ClusterView, after: ClusterView) -> Iterator[ClusterEvent]
         source = info.record.spec.source if info is not None else None
         match change.change:
             case Change.HOST_DRAINING:
-                event = msgspec.structs.replace(event, detail=LEAVING[leaving[change.host]])
+                host = hosts[change.host]
+                event = msgspec.structs.replace(event, detail=STOPPING if host.stopping else LEAVING[host.leaving])
             case Change.MONITOR_MOVED:
                 event = msgspec.structs.replace(event, detail=f"term {terms[change.queue]}")
             case Change.MASTER_MOVED if info is not None:

@@ -37,7 +37,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 class HostRow(msgspec.Struct, frozen=True):
     """One host. card_expires: seconds since 1970; 0: it has no card. leaving: what goes to other hosts: "", "processes" or
-    "everything"."""
+    "everything". stopping: it is about to end, and hands over."""
 
     host: str
     address: str
@@ -53,6 +53,7 @@ class HostRow(msgspec.Struct, frozen=True):
     memory_fraction: float
     card_expires: float = 0.0
     leaving: Leaving = Leaving.NOTHING
+    stopping: bool = False
 
 
 class ExchangeRow(msgspec.Struct, frozen=True):
@@ -366,6 +367,7 @@ def _host_row(info: HostInfo) -> HostRow:
         memory_fraction=info.memory_fraction,
         card_expires=info.report.card_expires if info.report else 0.0,
         leaving=info.leaving,
+        stopping=info.stopping,
     )
 
 

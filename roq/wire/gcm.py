@@ -384,6 +384,7 @@ class HostInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
     memory_fraction: float
     report: HostReport | None
     leaving: Leaving = Leaving.NOTHING
+    stopping: bool = False  # it is about to end, and hands over
 
 
 class Hosts(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -30,6 +30,7 @@ from roq.cli.doctor_cluster import (
 )
 from roq.cli.finding import Finding, Severity
 from roq.cli.main import app
+from roq.cli.status import host_state
 from roq.cli.tape_copies import tape_shortages
 from roq.cli.which import DEFAULT_ADDRESS
 from roq.client import overview as overview_module
@@ -125,6 +126,14 @@ def test_what_hurts_is_a_warning() -> None:
         "Host h2",
         "Queue q",
     }
+
+
+def test_nobody_is_to_call_off_that_a_host_stops() -> None:
+    stopping = replace(HOST, host="h2", draining=True, stopping=True)
+    (found,) = (one for one in check_overview(replace(HEALTHY, hosts=(HOST, stopping))) if one.subject == "Host h2")
+    assert (found.verdict, found.found) == (Severity.WARNING, "is about to end, and hands over")
+    assert "uncordon" not in found.advice
+    assert host_state(stopping) == "stopping"
 
 
 def test_nothing_is_wrong_with_a_healthy_cluster_or_a_stopped_queue() -> None:

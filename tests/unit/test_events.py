@@ -56,9 +56,10 @@ def host(
     draining: bool = False,
     life: str = "life",
     leaving: Leaving = Leaving.NOTHING,
+    stopping: bool = False,
 ) -> HostInfo:
     report = HostReport(name, "10.0.0.1", life, 1, 1, processes) if alive else None
-    return HostInfo(name, "10.0.0.1", 1, alive, draining, 0, 8, 0, 0.0, 0.0, report, leaving)
+    return HostInfo(name, "10.0.0.1", 1, alive, draining, 0, 8, 0, 0.0, 0.0, report, leaving, stopping)
 
 
 def queue(
@@ -114,6 +115,11 @@ BETWEEN = [  # before, after, what is told: kind and sentence
         view(host("a")),
         view(host("a", draining=True, leaving=Leaving.EVERYTHING)),
         {"host-draining": "host a is evacuated: its queues, work queues and what its store keeps move to other hosts"},
+    ),
+    (
+        view(host("a")),
+        view(host("a", draining=True, stopping=True)),
+        {"host-draining": "host a is about to end: its queues and work queues move to other hosts"},
     ),
     (view(host("a", draining=True)), view(host("a")), {"host-draining-ended": "host a takes new things again"}),
     (

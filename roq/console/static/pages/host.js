@@ -39,7 +39,7 @@ export const host = {
 };
 
 function cordon(row, page) {
-    const why = whyNot("admin");
+    const why = whyNot("admin") || (row.stopping ? "It is about to end." : "");
     const [verb, text, asked] = row.draining
         ? ["uncordon", "Uncordon", "New queues and Exchanges are placed here again."]
         : ["cordon", "Cordon", "Nothing new is placed here from now on; what runs goes on."];

@@ -20,6 +20,8 @@ export const hosts = {
 
 export function hostState(row) {
     if (!row.alive) return state("away", "bad");
+    if (row.stopping) return state("stopping", "warn");
+    if (row.leaving) return state("leaving", "warn");
     return row.draining ? state("cordoned", "warn") : state("alive", "good");
 }
 

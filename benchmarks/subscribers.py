@@ -5,9 +5,9 @@ Storm and memory: the Exchange's forwarder runs in a process of its own, the sub
 each subscribes to a topic and to control frames, and is attached once the Exchange says so. Memory is the resident one of that
 process.
 
-Opens: subscribers of the SDK in a cluster of this machine (2 hosts, a queue of 2 Exchanges, without cards), while a program
-publishes 1,000 messages a second: `open()` one after the other; then so many at once of two programs, until all of them are
-ready. Being connected to the cluster is not in it.
+Opens: subscribers of the SDK in a cluster of this machine (2 hosts, a queue of 2 Exchanges, without cards): `open()` one after
+the other while a program publishes 1,000 messages a second; then so many at once of two programs, until all of them are ready,
+while nothing is published, as each message would go to all of them. Being connected to the cluster is not in it.
 """
 
 from __future__ import annotations
@@ -177,15 +177,15 @@ async def opens(count: int, at_once: int) -> tuple[list[float], float]:
                 await one.open()
                 found.append(time.monotonic() - began)
                 await one.close()
-            async with contextlib.AsyncExitStack() as running:
-                words = ["--open", machines.zookeeper, "--ready", str(at_once // PROGRAMS)]
-                programs = [await running.enter_async_context(program(*words)) for _ in range(PROGRAMS)]
-                began = time.monotonic()
-                for each in programs:
-                    assert each.stdin is not None
-                    each.stdin.write(b"\n")
-                await asyncio.gather(*(said(each, b"ready") for each in programs))
-                return sorted(found), time.monotonic() - began
+        async with contextlib.AsyncExitStack() as running:
+            words = ["--open", machines.zookeeper, "--ready", str(at_once // PROGRAMS)]
+            programs = [await running.enter_async_context(program(*words)) for _ in range(PROGRAMS)]
+            began = time.monotonic()
+            for each in programs:
+                assert each.stdin is not None
+                each.stdin.write(b"\n")
+            await asyncio.gather(*(said(each, b"ready") for each in programs))
+            return sorted(found), time.monotonic() - began
 
 
 def report(arguments: argparse.Namespace) -> None:

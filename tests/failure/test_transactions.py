@@ -1,5 +1,5 @@
 """Transactions in containers: two programs move a group's messages to two recorded queues and publish to both alone, and die at
-every step, while hosts lose power, stand still or are cut off. Each transaction shows in both queues or in none.
+every step, while hosts lose power, stand still, are cut off or have full disks. Each shows in both queues or in none.
 
 Not covered: single processes (tests/integration/test_transactions_killed.py), every interleaving (tests/model/transactions.py).
 """
@@ -9,8 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 import roq
 from roq.errors import ProcessFailed
@@ -18,7 +23,9 @@ from roq.testing import DockerCluster
 from roq.testing.cluster import CLIENT
 from roq.wire.master import TRANSACTIONS
 from roq.workqueue.address import queue_address
+from tests.failure.conftest import SESSION_SECONDS
 from tests.failure.test_recorded import WAIT_SECONDS, RecordedLoad, recorded
+from tests.failure.test_work_queue_disks import full_until, programs
 from tests.harness.moving import MovingPrograms, judge
 
 NO_QUICK_TEST = "programs have to die at six steps, which takes half a minute in containers"
@@ -27,6 +34,8 @@ GROUP = "movers"
 MASTERS_KILLED = 3  # of the group, and of what acks nothing
 COMMITS = 5  # of each kind, before a fault has passed
 SLOW = {"burst": 10, "pause_seconds": 0.1}  # what two programs move that die every second
+BIG = SLOW | {"payload_bytes": 200_000, "flush_seconds": 4.0}  # fills what a store has at hand
+STANDS_SECONDS = 5.0  # without a commit, while programs go on trying
 
 
 class StoredReader:
@@ -82,6 +91,11 @@ class MovedQueues:
             await self._machines.kill_process(host, f"master/{name}")
         await self.programs.until(WAIT_SECONDS, commits=COMMITS)
 
+    def stands(self) -> bool:
+        """Nothing has been committed for a while, and what is published is not stored either."""
+        since = time.monotonic() - max(self.programs.ledger.committed.values())
+        return since > STANDS_SECONDS and any(self._load.refused.values())
+
     async def flowing(self) -> None:
         """Transactions of both kinds are committed that were not now."""
         await self._load.flowing()
@@ -131,9 +145,9 @@ class MovedQueues:
 
 
 @asynccontextmanager
-async def moving(machines: DockerCluster, client: roq.Cluster) -> AsyncIterator[MovedQueues]:
+async def moving(machines: DockerCluster, client: roq.Cluster, **load_options: Any) -> AsyncIterator[MovedQueues]:
     """Programs at work, which go on dying; in the end every message is moved, and every transaction is whole."""
-    async with recorded(client, **SLOW) as load:
+    async with recorded(client, **(load_options or SLOW)) as load:
         names = [f"{load.queue}-{what}" for what in ("moved", "copied")]
         for name in names:
             await client.create_queue(name, overflow="block", record=roq.Record(days=1, copies=3, ack=2))
@@ -181,4 +195,18 @@ async def test_hosts_stand_still_and_are_cut_off_while_programs_die(machines: Do
         await machines.partition_halves([host])
         await moved.flowing()
         await machines.heal()
+        await moved.flowing()
+
+
+@pytest.mark.timeout(240)
+async def test_disks_are_full_and_have_room_again_while_programs_die(image: str, tmp_path: Path) -> None:
+    machines = DockerCluster(
+        image=image, gcms=1, hcms=3, session_seconds=SESSION_SECONDS, state_megabytes=600, logs=tmp_path / "logs"
+    )
+    async with machines, machines.connect() as client, moving(machines, client, **BIG) as moved:
+        daemons = {host: await programs(machines, host) for host in machines.hosts}
+        await full_until(machines, machines.hosts, moved.stands, "nothing is committed")
+        for host in machines.hosts:
+            assert await programs(machines, host) >= daemons[host], "a full disk kills nobody"
+            await machines.disk_free(host)
         await moved.flowing()

@@ -65,6 +65,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
+def pytest_enter_pdb() -> None:
+    """Whoever debugs has all the time there is, as for pytest-timeout."""
+    faulthandler.cancel_dump_traceback_later()
+
+
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Configuration comes from the test alone: ROQ_* of the person who runs it is hidden."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import gc
 import os
@@ -20,7 +21,7 @@ settings.register_profile("roq", deadline=None, derandomize=True, print_blob=Tru
 settings.load_profile("roq")
 
 GRACE_SECONDS = 30.0
-"""How long a test may take to clean up after its time limit."""
+"""What each phase of a test may take beyond the time limit."""
 STDERR = pytest.StashKey[int]()
 """Where stacks are printed: the file itself, as what tests print is captured."""
 
@@ -52,22 +53,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in long)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """A test that its time limit could not end (the exception came where it was swallowed, or its clean-up hangs) ends its
-    worker, with the stacks of all threads: pytest-xdist names the test and goes on with a new worker."""
+@contextlib.contextmanager
+def bounded(item: pytest.Item) -> Iterator[None]:
+    """A phase of a test that its time limit could not end (the exception came where it was swallowed, or clean-up hangs, for
+    which there is no limit any more) ends its worker, with the stacks of all threads: pytest-xdist names the test and goes on
+    with a new worker. For each phase anew, as pytest ends this after a failure and for a debugger."""
     marker = item.get_closest_marker("timeout")
     seconds = float(marker.args[0] if marker else item.config.getini("timeout"))
     faulthandler.dump_traceback_later(seconds + GRACE_SECONDS, exit=True, file=item.config.stash[STDERR])
     try:
-        return (yield)
+        yield
     finally:
         faulthandler.cancel_dump_traceback_later()
 
 
-def pytest_enter_pdb() -> None:
-    """Whoever debugs has all the time there is, as for pytest-timeout."""
-    faulthandler.cancel_dump_traceback_later()
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """See `bounded`."""
+    with bounded(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """See `bounded`."""
+    with bounded(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """See `bounded`."""
+    with bounded(item):
+        return (yield)
 
 
 @pytest.fixture(autouse=True)

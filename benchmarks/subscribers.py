@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import resource
 import statistics
 import sys
@@ -125,9 +126,10 @@ async def publish(zookeeper: str) -> None:
     """Until it is killed."""
     async with roq.connect(zookeeper) as cluster, cluster.publisher(QUEUE) as publisher:
         print("there", flush=True)
-        while True:
+        began = time.monotonic()
+        for number in itertools.count(1):
             await publisher.publish("t.some", b"x" * 100)
-            await asyncio.sleep(1 / RATE)
+            await asyncio.sleep(max(0.0, began + number / RATE - time.monotonic()))
 
 
 async def open_many(zookeeper: str, count: int) -> None:

@@ -68,7 +68,10 @@ class CallThreads:
             return await self.start(open_here)
         except BaseException:
             abandoned.set()
-            self.start(close_abandoned)
+            if self.loop.is_closed():  # so nobody awaits anything any more
+                close_abandoned()
+            else:
+                self.start(close_abandoned)
             self._pool.shutdown(wait=False)
             raise
 

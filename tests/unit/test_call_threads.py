@@ -45,9 +45,9 @@ async def test_what_was_opened_for_who_was_cancelled_is_closed(tmp_path: Path, w
 
 async def test_what_cannot_be_opened_raises_and_closes_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
+    before = set(threading.enumerate())
     with pytest.raises(InvalidAddress, match="file"):
         await WorkQueue(f"log://{tmp_path}/file/jobs").open()
-    for thread in threading.enumerate():
-        if thread.name.startswith("roq-queue"):
-            thread.join(WAIT_SECONDS)
-            assert not thread.is_alive(), "threads end with the opening"
+    for thread in set(threading.enumerate()) - before:
+        thread.join(WAIT_SECONDS)
+        assert not thread.is_alive(), "threads end with the opening"

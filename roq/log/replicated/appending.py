@@ -46,7 +46,7 @@ class Appending:
         self.segment, self.epoch, self.nodes, self.ack_quorum = segment, epoch, nodes, ack_quorum
         self.acked = first - 1  # the highest acknowledged position
         self.next = first
-        self.upto = dict.fromkeys(nodes, first - 1)  # what each node has, below `next`; exactly the nodes
+        self.upto = dict.fromkeys(nodes, first - 1)  # how far each has what is not acknowledged, below `next`; all nodes
         self.sent = dict.fromkeys(nodes, first - 1)  # the same nodes
         self.holed: set[str] = set()  # nodes that will never get some acknowledged entries from here
         self.paced: dict[str, bool] = {}  # node -> may its next frame leave

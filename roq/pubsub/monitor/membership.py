@@ -86,7 +86,7 @@ class Membership:
         self.version = 1
         self._use = terms_of_use
         self.exchanges: dict[str, Exchange] = {}
-        self.publishers: dict[int, PublisherRecord] = {}  # the target of one that is moved carries
+        self.publishers: dict[int, PublisherRecord] = {}  # the target of one that is moved carries, if it is still there
         self.fences = Fences()
         self.subscribers: dict[int, SubscriberRecord] = {}  # a ready one is attached to all that carries
         self._behind: dict[int, int] = {}  # subscribers that understand less than this version does: what they understand

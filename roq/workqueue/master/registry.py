@@ -188,7 +188,7 @@ class BlobRegistry:
         self._now, self._ms = now, 0
         self.health = StoreHealth(directory, lambda: self._now, pace.missed_beats)
         self._pending: dict[str, _Pending] = {}  # none of them is in the log
-        self._spreads: dict[str, _Spread] = {}  # by blob; without a task exactly those that are pending
+        self._spreads: dict[str, _Spread] = {}  # by blob; those without a task are pending
         self._short: OrderedDict[TaskKey, None] = OrderedDict()  # tasks whose blobs lack copies and are not being copied
         # (blob, target) -> until when the copy may still turn up there; no blob is copied to where it is being removed
         self._copying: dict[tuple[str, str], float] = {}

@@ -109,7 +109,9 @@ def _hosts(before: ClusterView, after: ClusterView, tell: Tell) -> Iterator[Topo
     for name, host in new.items():
         if name not in old:
             yield tell(Change.HOST_JOINED, host=name)
-        if host.draining != (name in old and old[name].draining):
+        before_it = old.get(name)
+        stops = host.stopping and not (before_it is not None and before_it.stopping)
+        if stops or host.draining != (before_it is not None and before_it.draining):
             yield tell(Change.HOST_DRAINING if host.draining else Change.HOST_DRAINING_ENDED, host=name)
 
 

@@ -121,6 +121,12 @@ BETWEEN = [  # before, after, what is told: kind and sentence
         view(host("a", draining=True, stopping=True)),
         {"host-draining": "host a is about to end: its queues and work queues move to other hosts"},
     ),
+    (
+        view(host("a", draining=True)),
+        view(host("a", draining=True, stopping=True)),
+        {"host-draining": "host a is about to end: its queues and work queues move to other hosts"},
+    ),
+    (view(host("a", draining=True, stopping=True)), view(host("a", draining=True, stopping=True)), {}),
     (view(host("a", draining=True)), view(host("a")), {"host-draining-ended": "host a takes new things again"}),
     (
         view(host("a", process("exchange/q/e1"))),

@@ -173,6 +173,10 @@ class AccessDenied(CallError):
     """The cluster takes only who shows a card, and the card has no right to this."""
 
 
+class CardRevoked(AccessDenied):
+    """The card was revoked: who goes on needs another one."""
+
+
 class ProofRefused(AccessDenied):
     """The card does not prove that this publisher or subscriber is its own: open it again."""
 

@@ -19,6 +19,7 @@ from roq.coordination.election import participants
 from roq.coordination.link import parse_address
 from roq.coordination.session import SESSION_SECONDS, Session
 from roq.errors import (
+    AccessDenied,
     Closed,
     ClusterNotFound,
     DeadlineExceeded,
@@ -133,6 +134,10 @@ class GcmClient:
             except NotLeader as error:
                 self._forget(rpc, error.leader)
                 failure: RoqError = error
+            except AccessDenied:
+                if rpc is not None and rpc.denied:
+                    self._forget(rpc, "")  # who leads when it is asked next may let us in
+                raise
             except (DeadlineExceeded, Unavailable, StaleEpoch, Closed) as error:
                 if self._closed:
                     raise

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from roq.coordination.locate import GcmClient
-from roq.errors import AccessDenied, CallError, Closed, NotReady, ProducerFenced, ProofRefused, QueueStopped, RoqError
+from roq.errors import CallError, CardRevoked, Closed, NotReady, ProducerFenced, ProofRefused, QueueStopped, RoqError
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
 from roq.runtime.rpc import RpcClient
@@ -38,7 +38,6 @@ SILENT_SECONDS = 3.0  # three reports unanswered: look for the Monitor again
 JOIN_SECONDS = 3.0  # one try
 NOT_READY_SECONDS = 0.2  # longest wait between tries while the Monitor answers that it is not ready
 REJOIN_SECONDS = 1.0  # one try of a member that looks for its Monitor again
-DENIED_SECONDS = 30.0  # as long as a member whose card is refused tries: one server's clock or list may be wrong for a moment
 
 
 class Member(Protocol):
@@ -76,7 +75,6 @@ class ClientMembership:
         self._before: wire.ReadyCount | None = None  # what the last Monitor said when it ended
         self._heard = 0.0
         self._joined = False
-        self._denied_at: float | None = None  # since when it gets in nowhere, as its card is refused
         self._stopped = False
         self._again = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -129,7 +127,7 @@ class ClientMembership:
         rpc = self._monitors[self._leader]
         welcome = await rpc.request(request, expect, max(0.1, min(JOIN_SECONDS, left_seconds)))
         self._check_running()
-        self._heard, self._joined, self._before, self._denied_at = time.monotonic(), True, None, None
+        self._heard, self._joined, self._before = time.monotonic(), True, None
         self._term = welcome.term
         if welcome.monitors:
             self._listen_to(welcome.monitors)
@@ -160,12 +158,12 @@ class ClientMembership:
                 if self.monitor_silent_seconds() > SILENT_SECONDS and self._joined:
                     log.warning("Monitor does not answer: looking it up again", extra={"fields": {"queue": self._queue}})
                     self._joined, self._leader = False, ""
+            except CardRevoked as error:  # which no server takes back; a card that is over may be so by a wrong clock
+                return self._end(error)
             except RoqError as error:
                 fields = {"queue": self._queue, "error": type(error).__name__, "reason": str(error)}
                 log.warning("rejoining the queue failed; retrying", extra={"fields": fields})
                 self._leader = ""
-                if isinstance(error, AccessDenied) and self._is_out():
-                    return self._end(error)
                 self.report_now()  # a backup that was activated meanwhile answers
                 wait = next(waits)
                 await self._pause(min(wait, NOT_READY_SECONDS) if isinstance(error, NotReady) else wait)
@@ -187,11 +185,6 @@ class ClientMembership:
             except (CallError, ProducerFenced) as error:
                 self._end(error)
                 return
-
-    def _is_out(self) -> bool:
-        """Whether its card has been refused for so long that it will not be taken any more: expired, or revoked."""
-        self._denied_at = self._denied_at or time.monotonic()
-        return time.monotonic() - self._denied_at > DENIED_SECONDS
 
     def _end(self, error: RoqError) -> None:
         self.stop()  # this loop, too, at its next wait

@@ -31,7 +31,7 @@ from roq.runtime.audit import acted
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.router import Dealer, Router
 from roq.runtime.security import members_only
-from roq.wire.card import Card, CardRole
+from roq.wire.card import Card, CardRole, denial
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.envelope import EnvelopeKind, error_of, open_envelope, seal, seal_error
 from roq.wire.limits import CONTROL_BYTES_MAX, REQUESTS_IN_FLIGHT, REQUESTS_OF_ONE, UNFINISHED_BYTES_MAX
@@ -252,6 +252,11 @@ class RpcClient:
         self._on_disconnect = on_disconnect
         self._dealer = Dealer(endpoint, self._message, self._connection_ended)
 
+    @property
+    def denied(self) -> str:
+        """Why the server did not let us in, if so."""
+        return self._dealer.denied
+
     async def request(self, body: msgspec.Struct, expect: type[T], timeout_seconds: float = 10.0) -> T:
         """The reply, of type `expect`. Raises what the server raised, DeadlineExceeded, or Closed."""
         if self._closed:
@@ -296,7 +301,7 @@ class RpcClient:
 
     def _connection_ended(self) -> None:
         if self._dealer.denied:
-            self._fail(AccessDenied, self._dealer.denied)
+            self._fail(denial(self._dealer.denied), self._dealer.denied)
         elif self._on_disconnect is OnDisconnect.FAIL:
             self._fail(Unavailable, f"no connection to {self.endpoint}")
 

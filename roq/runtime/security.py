@@ -34,14 +34,14 @@ from urllib.parse import quote
 import msgspec
 from nacl import bindings
 
-from roq.errors import AccessDenied, InvalidConfiguration, ProofRefused
+from roq.errors import AccessDenied, CardRevoked, InvalidConfiguration, ProofRefused
 from roq.ids import ID_MIN, new_id
 from roq.runtime.audit import turned_away
 from roq.runtime.files import DISK
 from roq.runtime.observe import logger
 from roq.runtime.places import configuration_home
 from roq.wire import zmtp
-from roq.wire.card import CARD_PROPERTY, AccessList, Card, CardRole, SecurityMode, verify, verify_card
+from roq.wire.card import CARD_PROPERTY, REVOKED, AccessList, Card, CardRole, SecurityMode, verify, verify_card
 from roq.wire.curve import KEY_BYTES, CurveClient, CurveOrNullServer, CurveServer, KeyPair
 from roq.wire.member_id import NONCE_BYTES, MemberId, drawn_id, is_proved, seal_grant
 
@@ -132,7 +132,7 @@ class Security:
         """That it is not over and not revoked by now. Raises AccessDenied."""
         card.check_time(self._clock())
         if card.id in self.access.revoked:
-            raise AccessDenied(f"the card of {card.name} was revoked")
+            raise CardRevoked(f"the card of {card.name} {REVOKED}")
 
     def draw_member_id(self) -> MemberId:
         """For a publisher or subscriber of this process."""

@@ -18,7 +18,7 @@ import msgspec
 from nacl import bindings
 from nacl.exceptions import BadSignatureError
 
-from roq.errors import AccessDenied, CallError
+from roq.errors import AccessDenied, CallError, CardRevoked
 from roq.wire.limits import PROPERTIES_BYTES_MAX
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -117,6 +117,14 @@ class Card(msgspec.Struct, frozen=True, array_like=True):
             raise AccessDenied(f"the card of {self.name} begins in {ahead:.0f} s: is the clock wrong?")
         if now > self.expires:
             raise AccessDenied(f"the card of {self.name} expired {now - self.expires:.0f} s ago: ask for a new one")
+
+
+REVOKED = "was revoked"  # how the reason ends for which a server refuses such a card
+
+
+def denial(reason: str) -> type[AccessDenied]:
+    """What it is that a server refuses a connection for this reason, which is all that ZMTP's ERROR has."""
+    return CardRevoked if reason.endswith(REVOKED) else AccessDenied
 
 
 class AccessList(msgspec.Struct, frozen=True, array_like=True):

@@ -92,11 +92,13 @@ def ask_status(zookeeper: str, name: str) -> Status:
 
 
 @asynccontextmanager
-async def under_load(machines: DockerCluster, client: roq.Cluster, **options: float) -> AsyncIterator[Scene]:
+async def under_load(
+    machines: DockerCluster, client: roq.Cluster, ack_quorum: int = 2, **options: float
+) -> AsyncIterator[Scene]:
     """A new work queue with a load that has begun to flow; removed at the end."""
     name = f"w-{secrets.token_hex(3)}"
-    info = await client.create_work_queue(name, write_quorum=3, ack_quorum=2, standbys=1)
-    assert (info.record.spec.write_quorum, info.record.spec.ack_quorum, len(info.record.standby_hosts)) == (3, 2, 1)
+    info = await client.create_work_queue(name, write_quorum=3, ack_quorum=ack_quorum, standbys=1)
+    assert (info.record.spec.write_quorum, info.record.spec.ack_quorum, len(info.record.standby_hosts)) == (3, ack_quorum, 1)
     chosen = {"pause_seconds": 0.004, "big_every": 25, **options}
     load = TaskLoad(machines.zookeeper, name, **chosen)  # type: ignore[arg-type]
     load.start()

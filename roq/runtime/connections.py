@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mmap
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from roq.errors import AccessDenied, FrameError, RoqError
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
-from roq.runtime.read_budget import ReadBudget
+from roq.runtime.read_budget import READ_BYTES_MAX, ReadBudget
 from roq.runtime.security import Security, process_security
 from roq.runtime.sockets import listen, tune
 from roq.wire import zmtp
@@ -234,6 +235,23 @@ class Peer(ZmtpConnection):
                 self.transport.resume_reading()
 
 
+class BudgetedPeer(Peer, asyncio.BufferedProtocol):
+    """One that is read as there is room for what it has begun. Who derives has data_received(data)."""
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """For the loop."""
+        room, buffer = self._budget.room(self), self._server.buffer
+        return buffer if room == READ_BYTES_MAX else buffer[:room]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """For the loop."""
+        self.data_received(bytes(self._server.buffer[:nbytes]))
+
+    def data_received(self, data: bytes) -> None:
+        """This came."""
+        raise NotImplementedError
+
+
 class Server:
     """Bound at address:port (0: any free one). Its connections are made by `make`. Needs the running loop. Raises PortTaken.
 
@@ -255,6 +273,8 @@ class Server:
         self.socket_type, self.bytes_max = socket_type, bytes_max
         self.security, self.let_in = security or process_security(), let_in
         self.budget = ReadBudget(unfinished_max)
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # memory is taken as it is used: small messages use a page or two
+        self.buffer = memoryview(mmap.mmap(-1, READ_BYTES_MAX, private))  # of all peers: what was read is taken out at once
         self.peers: dict[bytes, Any] = {}  # by name: a number
         self.closed = self._full = False
         self._names = 0

@@ -5,13 +5,10 @@ Not covered: what the messages mean (rpc.py, roq/workqueue/master); requests of 
 
 from __future__ import annotations
 
-import asyncio
-import mmap
 from collections import deque
 from collections.abc import Callable
 
-from roq.runtime.connections import WAITING_BYTES_MAX, Client, Peer, Server
-from roq.runtime.read_budget import READ_BYTES_MAX
+from roq.runtime.connections import WAITING_BYTES_MAX, BudgetedPeer, Client, Server
 from roq.runtime.security import Security
 from roq.wire import zmtp
 from roq.wire.card import Card
@@ -31,8 +28,6 @@ class Router(Server):
         security: Security | None = None,
         let_in: Callable[[Card], None] = lambda card: None,
     ) -> None:
-        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # memory is taken as it is used: small requests use a page or two
-        self.buffer = memoryview(mmap.mmap(-1, READ_BYTES_MAX, private))  # of all peers: what was read is taken out at once
         self.on_message, self._on_drained = on_message, on_drained
         self._draining = False
         super().__init__(
@@ -60,8 +55,8 @@ class Router(Server):
             self._on_drained()
 
 
-class _RouterPeer(Peer, asyncio.BufferedProtocol):
-    """One connection of a Router. It reads as there is room for what it has begun."""
+class _RouterPeer(BudgetedPeer):
+    """One connection of a Router."""
 
     def __init__(self, router: Router) -> None:
         super().__init__(router)
@@ -76,13 +71,9 @@ class _RouterPeer(Peer, asyncio.BufferedProtocol):
         self.transport.write(zmtp.frame(message))
         return True
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        room, buffer = self._budget.room(self), self._router.buffer
-        return buffer if room == READ_BYTES_MAX else buffer[:room]
-
-    def buffer_updated(self, nbytes: int) -> None:
+    def data_received(self, data: bytes) -> None:
         router = self._router
-        messages = self.take(self.opened(bytes(router.buffer[:nbytes])))
+        messages = self.take(self.opened(data))
         for parts in messages:
             if router.closed:
                 return

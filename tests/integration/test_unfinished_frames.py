@@ -1,8 +1,8 @@
 """Strangers that begin large messages at every server of a cluster and never end them: its memory stays bounded, and whoever
 means well is served meanwhile.
 
-Not covered: who waits for whom then (tests/unit/test_read_budget.py), an Exchange's front: test_links_bad_peers.py
-(docs/decisions/0042-every-server-bounds-what-is-unfinished.md).
+Why: docs/decisions/0042-every-server-bounds-what-is-unfinished.md. Not covered: who waits for whom then
+(tests/unit/test_read_budget.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from roq.wire.limits import CONTROL_BYTES_MAX
 from tests.integration.running import RunningCluster
 from tests.integration.workqueue_rig import new_address, removed_at_the_end
 
-CONNECTIONS = 60
 GROWTH_MAX = 64  # MiB, however many connections
 STILL_SECONDS = 0.5  # nobody reads on
 FLOOD_SECONDS = 20.0
@@ -37,7 +36,8 @@ BLOCK = bytes(256 * 1024)
 
 
 class Target(NamedTuple):
-    """A server. socket_type: of a peer it would welcome. served: what a good client asks of it."""
+    """A server. socket_type: of a peer it would welcome. served: what a good client asks of it. size: of a stranger's message, as
+    large as it may be. strangers: so many that their messages would be far more than is allowed."""
 
     name: str
     pid: int
@@ -45,20 +45,22 @@ class Target(NamedTuple):
     port: int
     socket_type: bytes
     served: Callable[[], Awaitable[object]]
+    size: int = CONTROL_BYTES_MAX
+    strangers: int = 60
 
 
 @contextlib.contextmanager
 def unfinished(target: Target) -> Iterator[None]:
-    """CONNECTIONS peers, each with all but the last byte of its message sent, as far as it is read."""
-    begin = zmtp.hello(target.socket_type) + b"\x02" + (CONTROL_BYTES_MAX - 1).to_bytes(8, "big")
+    """Strangers, each with all but the last byte of its message sent, as far as it is read."""
+    begin = zmtp.hello(target.socket_type) + b"\x02" + (target.size - 1).to_bytes(8, "big")
     left = dict[socket.socket, int]()
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
-        for _ in range(CONNECTIONS):
+        for _ in range(target.strangers):
             one = stack.enter_context(socket.create_connection((target.address, target.port), 5))
             one.sendall(begin)
             one.setblocking(False)
             selector.register(one, selectors.EVENT_WRITE)
-            left[one] = CONTROL_BYTES_MAX - 2
+            left[one] = target.size - 2
         until = time.monotonic() + FLOOD_SECONDS
         while left and time.monotonic() < until and (ready := selector.select(STILL_SECONDS)):
             for key, _ in ready:
@@ -115,6 +117,7 @@ async def targets(cluster: RunningCluster, client: roq.Cluster, queue: str, work
         Target("monitor", monitor.pid, there, monitor.ports["clients"], b"DEALER", join),
         Target("monitor's kpis", monitor.pid, there, monitor.ports["kpis"], b"SUB", join),
         Target("exchange's back", exchange.pid, there, exchange.ports["back"], b"SUB", join),
+        Target("exchange's front", exchange.pid, there, exchange.ports["front"], b"PUB", join, 1 << 20, 1000),
         Target("control", monitor.pid, there, monitor.ports["control"], b"DEALER", control(there, monitor.ports["control"])),
         Target("store", store.pid, here, store.ports["clients"], b"DEALER", put),
         Target("follower", store.pid, here, store.ports["shuffle"], b"DEALER", put),

@@ -32,7 +32,7 @@ from roq.pubsub.exchange.publish_quota import PublishQuotas
 from roq.pubsub.exchange.recorder import Recorder
 from roq.pubsub.exchange.runs import FrameRun, FrameRuns
 from roq.runtime.audit import turned_away
-from roq.runtime.connections import Peer, Server
+from roq.runtime.connections import BudgetedPeer, Server
 from roq.runtime.links import SubscribedPeer, Subscriptions
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.security import Security
@@ -268,7 +268,7 @@ class Forwarder:
         self._back.close()
 
 
-class PublisherPeer(Peer, asyncio.Protocol):
+class PublisherPeer(BudgetedPeer):
     """A publisher's connection."""
 
     patient = True

@@ -32,7 +32,7 @@ from roq.wire.curve import KeyPair
 from roq.wire.frame import FrameKind, PathOpening, encode_bundle, encode_control, encode_data
 from roq.wire.member_id import NONCE_BYTES, MemberId, drawn_id
 from tests.harness import libzmq
-from tests.integration.link_rig import HERE
+from tests.integration.link_rig import HERE, receive
 from tests.integration.zmtp_rig import LOCAL, WAIT_SECONDS, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*event_loop_policy.*:DeprecationWarning")
@@ -130,6 +130,35 @@ async def test_libzmqs_dealer_at_a_router(people: People, router: Router) -> Non
             assert [peer.recv() for _ in range(1000)] == [b"%d" % number for number in range(1000)]
 
     await asyncio.to_thread(ask)
+
+
+@pytest.mark.parametrize("kind", [zmq.PUB, zmq.XPUB])
+async def test_a_subscriber_link_at_libzmqs_pub_and_xpub(people: People, kind: int) -> None:
+    with libzmq_peer(kind, people) as pub:
+        got = list[list[bytes]]()
+        link = SubscriberLink(f"{HERE}{libzmq.bind(pub, LOCAL)}", [b"a"], got.extend, 1 << 20, people.client())
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not got:
+                pub.send(b"a hello")
+                await asyncio.sleep(0.01)
+        for message in (b"b is not wanted", *(b"a" + message for message in SIZES), b"a last"):
+            pub.send(message)
+        await until(lambda: [b"a last"] in got)
+        assert [parts for parts in got if parts != [b"a hello"]] == [*([b"a" + message] for message in SIZES), [b"a last"]]
+        link.close()
+
+
+@pytest.mark.parametrize("kind", [zmq.SUB, zmq.XSUB])
+async def test_a_publisher_link_at_libzmqs_sub_and_xsub(people: People, kind: int) -> None:
+    with libzmq_peer(kind, people) as sub:
+        if kind == zmq.SUB:
+            sub.subscribe(b"")
+        link = PublisherLink(f"{HERE}{libzmq.bind(sub, LOCAL)}", people.client())
+        await until(lambda: link.open)
+        for message in SIZES:
+            link.send(message)
+        assert await receive(sub, len(SIZES)) == [[message] for message in SIZES]
+        link.close()
 
 
 async def test_a_dealer_and_a_blocking_one_at_libzmqs_router(people: People) -> None:

@@ -21,7 +21,7 @@ from roq.runtime.links import Broadcaster
 from roq.wire import zmtp
 from roq.wire.frame import SUBSCRIBE_ALL, FrameKind, confirmation, control_prefix, welcome
 from roq.wire.limits import FRAME_OVERHEAD_BYTES, SUBSCRIPTION_BYTES_MAX
-from tests.integration.link_rig import TOKEN, ForwardingScene, Listening, RawPeer, control, data, end
+from tests.integration.link_rig import TOKEN, ForwardingScene, Listening, RawPeer, Telling, control, data, end
 from tests.integration.zmtp_rig import LOCAL, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*event_loop_policy.*:DeprecationWarning")
@@ -130,6 +130,25 @@ async def test_more_connections_than_there_may_be_are_turned_away(victim: Victim
         await again.read()
         assert not again.cut
     await victim.works()
+
+
+async def test_what_anybody_subscribes_to_reaches_no_publisher(scene: ForwardingScene) -> None:
+    """A publisher takes what begins with FE or FF for the cluster's word; libzmq's proxy hands subscriptions on to it."""
+    strange = [bytes([first]) + b"x" * 40 for first in (0xFE, 0xFF, 0x00)]
+    forwarder = scene.forwarder()
+    works, telling = await scene.pair(forwarder), Telling(forwarder.front_port)
+    await until(lambda: telling.heard)
+    before = telling.heard.copy()
+    async with RawPeer(forwarder.back_port, b"SUB") as peer:
+        await peer.say(*(b"\x01" + prefix for prefix in strange))
+        await until(lambda: forwarder.subscriptions.route(strange[-1]))
+        await works()
+        await peer.say(*(b"\x00" + prefix for prefix in strange))
+        await until(lambda: not forwarder.subscriptions.route(strange[-1]))
+        await works()
+    assert telling.connected
+    assert telling.heard == before
+    telling.close()
 
 
 @pytest.mark.parametrize("victim", ["back", "broadcaster"], indirect=True)

@@ -1,6 +1,6 @@
 """Members of a queue in a secured cluster: nobody speaks for another's publisher or subscriber, at the Monitor or at Exchanges.
 
-Not covered: every forged frame at an Exchange (test_curve_links.py), rules without a cluster (test_member_holders.py).
+Not covered: every forged frame at an Exchange (test_curve_links.py), rules without a cluster (tests/unit/test_member_id.py).
 """
 
 from __future__ import annotations

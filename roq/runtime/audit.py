@@ -2,8 +2,9 @@
 
     administrative request   who, request, what it names (the queue, host …), failure
     connection refused       reason, key; at most one line in LOG_REPEAT_SECONDS, with the total
+    request refused          who, request, what it names, the right that is missing; as many lines for each name of a card
 
-Not covered: which requests are administrative (roq/wire/rights.py); refused requests are in the log of who refused.
+Not covered: which requests are administrative (roq/wire/rights.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from roq.errors import AccessDenied
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.wire.card import Card
 
@@ -24,14 +26,25 @@ _OF_QUEUES = ("Queue", "CreateMissing")  # ends of the names of requests whose `
 
 def acted(card: Card | None, request: Any, failure: str = "") -> None:
     """It was allowed. card: None without security. failure: the error's class; it may have been done all the same."""
+    fields = {"who": card.name if card is not None else ANYBODY, **_told(request)}
+    if failure:
+        fields["failure"] = failure
+    audit.info("administrative request", extra={"fields": fields})
+
+
+def _told(request: Any) -> dict[str, Any]:
     kind = type(request).__name__
     about = {name: value for name in _NAMES if (value := getattr(request, name, "")) not in ("", None)}
     if "name" in about and kind.endswith(_OF_QUEUES):
         about = {"queue": about.pop("name"), **about}  # found by the word that all lines have for it
-    fields = {"who": card.name if card is not None else ANYBODY, "request": kind, **about}
-    if failure:
-        fields["failure"] = failure
-    audit.info("administrative request", extra={"fields": fields})
+    return {"request": kind, **about}
+
+
+def refused(card: Card | None, request: Any, error: AccessDenied) -> None:
+    """It was not allowed, and not done."""
+    who = card.name if card is not None else ANYBODY
+    about = ", ".join(f"{name} {value}" for name, value in _told(request).items())
+    _refusals.note(f"request of {who}", f"{about}: {error}")
 
 
 def turned_away(reason: object, key: bytes) -> None:

@@ -27,7 +27,7 @@ from roq.errors import (
     TemporaryError,
     Unavailable,
 )
-from roq.runtime.audit import acted
+from roq.runtime.audit import acted, refused
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.router import Dealer, Router
 from roq.runtime.security import members_only
@@ -170,6 +170,7 @@ class RpcServer:
             self._acted(card, request)
         except AccessDenied as error:
             self._refusals.note("denied", error)
+            refused(card, request, error)
             answer = seal_error(id, error)
         except RoqError as error:
             if not isinstance(error, NotLeader):

@@ -36,8 +36,8 @@ BLOCK = bytes(256 * 1024)
 
 
 class Target(NamedTuple):
-    """A server. socket_type: of a peer it would welcome. served: what a good client asks of it. size: of a stranger's message, as
-    large as it may be. strangers: so many that their messages would be far more than is allowed."""
+    """A server. socket_type: of a peer it would welcome. served: what a good client asks of it. size: of a stranger's message,
+    as large as it may be. strangers: so many that their messages would be far more than is allowed."""
 
     name: str
     pid: int

@@ -18,7 +18,7 @@ import pytest
 
 from roq.errors import AccessDenied, CallError, InvalidConfiguration
 from roq.runtime import audit, security
-from roq.runtime.audit import acted, turned_away
+from roq.runtime.audit import acted, refused, turned_away
 from roq.runtime.observe import Counters, Refusals
 from roq.runtime.security import Security, load_card, members_only, write_secret
 from roq.tools.authority import Authority
@@ -374,6 +374,18 @@ def test_refused_connections_can_not_flood_the_log(monkeypatch: pytest.MonkeyPat
     (record,) = caplog.records
     assert record.getMessage() == f"refused input: reason=connection, detail=no card was shown (key {'0' * 16}), total=1"
     assert counters["refused_connection"] == 1000
+
+
+def test_refused_requests_are_written_down_and_can_not_flood_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(audit, "_refusals", Refusals(audit.audit, Counters()))
+    for _ in range(1000):
+        refused(card(), gcm.RemoveQueue("orders", "t"), AccessDenied("alice needs the right `admin`"))
+    refused(None, gcm.DrainHost("host-1", True, "t"), AccessDenied("the connection ended"))
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "reason=request of alice, detail=request RemoveQueue, queue orders: alice needs the right `admin`" in first
+    assert "request of anybody, detail=request DrainHost, host host-1, draining True" in second
 
 
 def test_the_authoritys_keys_rotate_without_a_gap(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ from roq.log.replicated.repairer import LogRepairer
 from roq.log.replicated.settings import LogSettings, RepairSettings
 from roq.log.replicated.stores import StoreDirectory
 from roq.log.replicated.writer import LogWriter
-from roq.runtime.audit import acted
+from roq.runtime.audit import acted, refused
 from roq.runtime.backoff import delays
 from roq.runtime.liveness import announce_ready, beat, open_board
 from roq.runtime.observe import Counters, Refusals, logger
@@ -160,6 +160,7 @@ class Master:
                 self._allow(card, call.body)
         except AccessDenied as denied:
             self._refusals.note("denied", denied)
+            refused(card, call.body, denied)
             self._router.send(peer, seal_error(call.id, denied))
             return False
         return card is not None or (self._router.security is not None and self._router.security.mixed)

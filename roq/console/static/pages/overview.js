@@ -50,7 +50,7 @@ function numbers(found) {
             [
                 "Hosts",
                 `${hosts.alive} of ${hosts.total}`,
-                away > 0 ? `${away} away` : hosts.draining ? `${hosts.draining} take nothing new` : "all alive",
+                away > 0 ? `${away} away` : hosts.draining ? `${hosts.draining} cordoned` : "all alive",
                 away > 0 && "bad",
             ],
             [

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ async def test_disks_are_full_and_have_room_again(image: str, tmp_path: Path) ->
     machines = DockerCluster(
         image=image, gcms=1, hcms=3, session_seconds=SESSION_SECONDS, state_megabytes=1000, logs=tmp_path / "logs"
     )
-    busy = {"payload_bytes": 60_000, "pause_seconds": 0.005, "big_every": 50, "patience_seconds": 4.0}
+    busy: dict[str, Any] = {"payload_bytes": 60_000, "pause_seconds": 0.005, "big_every": 50, "patience_seconds": 4.0}
     async with machines, machines.connect() as client, under_load(machines, client, **busy) as scene:
         load, daemons = scene.load, {host: await programs(machines, host) for host in machines.hosts}
         grown = len(load.acked) + 1600  # 96 MB: more than the journal files that a store has at hand

@@ -215,7 +215,7 @@ async def _set_cordoned(visit: Visit, host: str, *, cordoned: bool) -> Response:
     asked = gcm.DrainHost(host, cordoned, new_token())
     with visit.acts(asked):
         visit.may(asked)
-        await visit.source.change(visit.source.cluster.drain_host(host, cordoned))
+        await visit.source.change(visit.source.cluster.cordon_host(host, cordoned))
     return done()
 
 

@@ -37,7 +37,9 @@ log = logger(__name__)
 FORK_SERVER_START_SECONDS = 60.0  # imports, on a machine that has no time; nothing but new processes waits for them
 FORK_SERVER_SILENT_SECONDS = 10.0  # with orders under way; then it hangs and is killed
 FORK_SERVER_STOP_SECONDS = 2.0
-CODE_WAIT_SECONDS = 0.05  # from a pidfd's news to the fork server's telling the exit code
+CODE_WAIT_SECONDS = (
+    2.0  # from an end that was seen to the fork server's telling the exit code; it tells at once, unless it hangs
+)
 STARTS_AT_ONCE = 32  # forks that are not ready yet: hundreds at once would only make each other late
 START_SETTLED_SECONDS = 2.0  # a start that is not ready by then no longer counts as under way
 READY_BYTES_MAX = 4096
@@ -56,9 +58,10 @@ class _Process:
 
     name: str
     pid: int
-    descriptor: int
+    descriptor: int | None  # a pidfd; None if the child was reaped before it could be opened
     log_path: Path
     forked: bool  # by the present fork server, which will tell the code
+    over: bool = False  # its end was seen
 
 
 class Children:
@@ -142,7 +145,8 @@ class Children:
                 self._settled(name)
                 self._on_event(name, ForkFailed(reason))
             case Died(pid, code):
-                self._ended(pid, code)
+                if pid in self._processes:
+                    self._ended(self._processes[pid], code)
 
     def _fork_server_lost(self) -> None:
         """It ended: what it forked lives on; what it was asked and did not answer has failed."""
@@ -152,8 +156,10 @@ class Children:
             self._hello.set()  # `start` looks at the link
             return
         self._hello.clear()
-        for process in self._processes.values():
+        for process in list(self._processes.values()):
             process.forked = False
+            if process.over:
+                self._ended(process, None)  # nobody is left who could tell
         lost, self._orders = list(self._orders), {}
         if self._closing:
             return
@@ -211,9 +217,9 @@ class Children:
         spec = self._orders.pop(name)
         self._counters["forks"] += 1
         self._on_event(name, Forked(pid))
-        if not self._watch(name, pid, Path(spec.log_path), forked=True):
-            self._settled(name)
-            self._on_event(name, Exited(pid, exit_reason(None, pid, Path(spec.log_path))))
+        process = self._watch(name, pid, Path(spec.log_path), forked=True)
+        if process.descriptor is None:
+            self._seen_dead(process)
         elif pid in self._early_ready:
             self._ready(pid, name)
         self._early_ready.discard(pid)
@@ -227,48 +233,51 @@ class Children:
 
     def adopt(self, name: str, pid: int, started: int, log_path: Path) -> bool:
         """Watch a living process of an earlier HCM; False if it has just ended. started: clock ticks since boot."""
-        if not self._watch(name, pid, log_path, forked=False):
-            return False
-        if start_time(pid) == started:  # read after the pidfd was opened: this pid, this life
+        process = self._watch(name, pid, log_path, forked=False)
+        if process.descriptor is not None and start_time(pid) == started:  # after the pidfd was opened: this pid, this life
             return True
         self._release(self._processes.pop(pid))
         return False
 
     def _release(self, process: _Process) -> None:
-        self._loop.remove_reader(process.descriptor)
-        os.close(process.descriptor)
+        if process.descriptor is not None:
+            self._loop.remove_reader(process.descriptor)
+            os.close(process.descriptor)
 
-    def _watch(self, name: str, pid: int, log_path: Path, *, forked: bool) -> bool:
+    def _watch(self, name: str, pid: int, log_path: Path, *, forked: bool) -> _Process:
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
-            return False
-        self._processes[pid] = _Process(name, pid, descriptor, log_path, forked)
-        self._loop.add_reader(descriptor, self._seen_dead, pid)
-        return True
+            descriptor = None
+        process = self._processes[pid] = _Process(name, pid, descriptor, log_path, forked)
+        if descriptor is not None:
+            self._loop.add_reader(descriptor, self._seen_dead, process)
+        return process
 
-    def _seen_dead(self, pid: int) -> None:
-        process = self._processes[pid]
-        self._loop.remove_reader(process.descriptor)
+    def _seen_dead(self, process: _Process) -> None:
+        process.over = True
+        if process.descriptor is not None:
+            self._loop.remove_reader(process.descriptor)
         if process.forked:
-            self._loop.call_later(CODE_WAIT_SECONDS, self._ended, pid, None)
+            self._loop.call_later(CODE_WAIT_SECONDS, self._ended, process, None)
         else:
-            self._ended(pid, None)
+            self._ended(process, None)
 
-    def _ended(self, pid: int, code: int | None) -> None:
-        process = self._processes.pop(pid, None)
-        if process is None:
-            return
+    def _ended(self, process: _Process, code: int | None) -> None:
+        if self._processes.get(process.pid) is not process:
+            return  # it was told before
+        del self._processes[process.pid]
         self._release(process)
-        reason = exit_reason(code, pid, process.log_path)
-        log.info("process ended", extra={"fields": {"process": process.name, "child": pid, "reason": reason}})
+        reason = exit_reason(code, process.pid, process.log_path)
+        fields = {"process": process.name, "child": process.pid, "reason": reason}
+        log.info("process ended", extra={"fields": fields})
         self._settled(process.name)
-        self._on_event(process.name, Exited(pid, reason))
+        self._on_event(process.name, Exited(process.pid, reason))
 
     def signal(self, pid: int, number: signal.Signals) -> None:
         """Send a signal to a watched process; nothing happens if it has ended."""
         process = self._processes.get(pid)
-        if process is not None:
+        if process is not None and process.descriptor is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(process.descriptor, number)
 

@@ -1,8 +1,8 @@
 """Shuffles under faults: one after the other is made, written by several writers, sealed and read to the end, every row held
 against what was written (shuffle_work.py). Needs the extra `shuffle`.
 
-A writer whose attempt is lost, because a store died that took it, writes the partition again. What is kept of a shuffle that
-was removed are its attempts: about a kilobyte.
+A writer whose attempt is lost, because a store died that took it, writes the partition again. Nothing is kept of a shuffle that
+was removed.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ may be reported as lost, except of a shuffle that a store had to put aside, as i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +38,8 @@ KEYS = 60  # different ones, so that many rows have the same
 PAD_BYTES = 40
 BATCHES = 3  # of an attempt
 AGAIN_SECONDS, IDLE_SECONDS = 0.3, 0.5
-OPEN_MAX = 2  # shuffles at a time
+OPEN_MAX = 2  # shuffles at a time that are not sealed yet
+LIVING_MAX = 6  # … and in all: where readers are slow, nothing new is made
 AGAIN_SHARE = 0.15  # of the looks for work: a partition that somebody else writes, or has written
 READS = 2  # of a shuffle to the end, before it is removed
 TOLD_MAX = 5
@@ -72,7 +74,6 @@ class ShuffleAccount:
     cuts: int = 0
     read: int = 0
     removing: bool = False
-    removed: bool = False
 
     def written(self, partition: int) -> list[AttemptAccount]:
         """Attempts with a receipt."""
@@ -91,9 +92,11 @@ class ShuffleAccount:
 
 @dataclass
 class ShuffleBooks:
-    """All accounts of a run. put_aside(id): a store could not read what it has of a shuffle, and began without it.
-    sleep(seconds): of a thread. note(what, …): something happened, for a trace. tell(client, type, operation, value): one
-    begins or ends, for a history. ending: no more shuffles are made, and those there are are finished and kept."""
+    """The accounts of a run: of the shuffles that there are, and sums over all.
+
+    put_aside(id): a store could not read what it has of a shuffle, and began without it. sleep(seconds): of a thread.
+    note(what, …): something happened, for a trace. tell(client, type, operation, value): one begins or ends, for a history.
+    ending: no more shuffles are made, and those there are are finished and kept."""
 
     put_aside: Callable[[str], bool]
     sleep: Callable[[float], object]
@@ -102,6 +105,9 @@ class ShuffleBooks:
     lock: threading.Lock = field(default_factory=threading.Lock)  # writers are threads, and draw numbers
     jobs: list[ShuffleAccount] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    made: int = 0
+    receipts: int = 0
+    sealed: int = 0
     rows_read: int = 0
     ending: bool = False
 
@@ -129,6 +135,17 @@ class ShuffleBooks:
         job.attempts.append(attempt)
         return job, attempt
 
+    def take_receipt(self, attempt: AttemptAccount, receipt: Receipt) -> None:
+        """It is stored."""
+        with self.lock:
+            attempt.receipt = receipt
+            self.receipts += 1
+
+    def forget(self, job: ShuffleAccount) -> None:
+        """It was removed."""
+        with self.lock:
+            self.jobs = [one for one in self.jobs if one is not job]  # others may be going through the one there was
+
     def refused(self, what: str, job: ShuffleAccount, error: BaseException) -> None:
         """A client was told an error that nothing explains."""
         if not (isinstance(error, DataLost) and self.put_aside(job.id)):
@@ -136,8 +153,7 @@ class ShuffleBooks:
 
     def counts(self) -> tuple[int, int, int]:
         """Attempts with a receipt, rows that were read, shuffles that were sealed."""
-        receipts = sum(one.receipt is not None for job in self.jobs for one in job.attempts)
-        return receipts, self.rows_read, sum(job.sealed for job in self.jobs)
+        return self.receipts, self.rows_read, self.sealed
 
 
 async def again(books: ShuffleBooks, address: str, stop: asyncio.Event, step: Callable[[Shuffles], bool]) -> None:
@@ -193,7 +209,7 @@ def _write(books: ShuffleBooks, shuffles: Shuffles, job: ShuffleAccount, attempt
                 books.sleep(pause * random.random())
         if random.random() < 0.05:
             return  # it gives up
-        attempt.receipt = writer.finish()
+        books.take_receipt(attempt, writer.finish())
     books.note("written", job.name, attempt.partition, attempt.number)
 
 
@@ -215,31 +231,29 @@ async def drive(books: ShuffleBooks, address: str, label: str, random: Random, s
             if not job.sealed and (job.chosen or all(job.written(each) for each in range(job.partitions))):
                 return _commit(books, shuffles, job, label, random)
         for job in books.jobs:
-            if job.removing and not job.removed:
-                shuffles.remove(job.name)
-                job.removed = True
-                return True
-            if job.read >= READS and not job.removing and not books.ending:
+            if job.removing:
+                return _remove(books, shuffles, job)
+            if job.read >= READS and not books.ending:
                 job.removing = True
                 return True
-        if len([job for job in books.living() if not job.sealed]) < OPEN_MAX and not books.ending:
+        living = books.living()
+        being_filled = sum(not job.sealed for job in living)
+        if being_filled < OPEN_MAX and len(living) < LIVING_MAX and not books.ending:
             rows, ranges = random.choice((30, 150)), random.choice((2, 3, 6))
-            name = f"s{len(books.jobs) + 1}"
-            books.jobs.append(ShuffleAccount(name, random.choice((1, 4, 6)), rows, ranges, random.choice((2, 2, 3))))
+            books.made += 1
+            job = ShuffleAccount(f"s{books.made}", random.choice((1, 4, 6)), rows, ranges, random.choice((2, 2, 3)))
+            books.jobs.append(job)
             return True
         return False
 
-    def tolerant(shuffles: Shuffles) -> bool:
-        try:
-            return step(shuffles)
-        except ShuffleNotFound as error:  # a removal that was done by the driver before
-            if not any(job.removing and not job.removed for job in books.jobs):
-                books.wrong.append(f"a driver: {type(error).__name__}: {error}")
-            for job in books.jobs:
-                job.removed = job.removed or job.removing
-            return True
+    await again(books, address, stop, step)
 
-    await again(books, address, stop, tolerant)
+
+def _remove(books: ShuffleBooks, shuffles: Shuffles, job: ShuffleAccount) -> bool:
+    with contextlib.suppress(ShuffleNotFound):  # the driver before had it removed, and died
+        shuffles.remove(job.name)
+    books.forget(job)
+    return True
 
 
 def _create(books: ShuffleBooks, shuffles: Shuffles, job: ShuffleAccount) -> bool:
@@ -259,6 +273,7 @@ def _commit(books: ShuffleBooks, shuffles: Shuffles, job: ShuffleAccount, label:
         job.removing = True
         return True
     job.sealed = True
+    books.sealed += 1
     books.tell(label, OperationType.OK, "commit", None)
     books.note("sealed", job.name, found.epoch)
     if {each: one.receipt.attempt for each, one in job.chosen.items() if one.receipt} != found.winners:

@@ -6,9 +6,11 @@ Rebalancing goes from an old table of ranges to a new one with as little data mo
 at least half of what the best assignment of identities keeps. As both tables are in key order, the best is known too, in one
 sweep: it is the lower bound that is reported beside what was moved.
 
-Placement is rendezvous hashing. Every host gets a score for every thing, the highest ones win. So each host gets its even
-share, a host that leaves gives away only what it held (to the others evenly), and a host that joins takes only its share (from
-the others evenly). All hosts weigh the same. Not covered: where the bytes are (sampling.py), who sends what when (plan.py).
+Placement is consistent hashing with several probes. Hosts have points on a ring, things have probes, and the hosts rank by the
+distance from any of a thing's probes to the next of their points. So each host gets its even share, a host that leaves gives
+away only what it held (to the others evenly), and a host that joins takes only its share (from the others evenly): as with
+rendezvous hashing, but a thing costs the same however many hosts there are. All hosts weigh the same. Not covered: where the
+bytes are (sampling.py), who sends what when (plan.py).
 """
 
 from __future__ import annotations
@@ -17,12 +19,17 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from struct import Struct
 from typing import NamedTuple, Protocol
 
 from roq.shuffle.sampling import Distribution
 from roq.wire.shuffle import RANGES_MAX, Interval, Position, Range
 
-HOLDERS_KEPT = 32_768  # as computed last: a score for each host, of up to a thousand, is asked for again at each step
+HOLDERS_KEPT = 32_768  # as computed last: they are asked for again at each step
+RINGS_KEPT = 16  # of as many sets of hosts
+DIGEST = Struct(">8Q")  # eight places on the ring
+POINT_DIGESTS = 8  # of each host: 64 points. With the 8 probes of a thing shares are as even as if hosts were drawn for each
+RING = 1 << 64
 RANGE_BYTES = 64 * 1024 * 1024  # what a range should have, if nobody says how many there should be
 RANGES_PER_HOST = (10, 100)  # an order of magnitude more ranges than hosts spreads the load; more than two is only overhead
 
@@ -205,25 +212,45 @@ def holders(shuffle: str, identity: int, hosts: Iterable[str], replicas: int) ->
 
 def buffer_of(shuffle: str, partition: int, attempt: str, hosts: Iterable[str]) -> str:
     """The host whose buffer role takes the attempt. Raises IndexError without hosts."""
-    return _best(f"attempt\0{shuffle}\0{partition}\0{attempt}", hosts, 1)[0]
+    return _nearest(f"attempt\0{shuffle}\0{partition}\0{attempt}", frozenset(hosts), 1)[0]
 
 
 def replica_order(reader: str, shuffle: str, number: int, hosts: Iterable[str]) -> tuple[str, ...]:
     """In which order a reader asks a range's holders: round robin over all readers, without state."""
-    return _best(f"read\0{shuffle}\0{number}\0{reader}", hosts, None)
+    return tuple(sorted(hosts, key=lambda host: _places(f"read\0{shuffle}\0{number}\0{reader}\0{host}")))
 
 
 @lru_cache(HOLDERS_KEPT)
 def _holders(thing: str, hosts: frozenset[str], replicas: int) -> tuple[str, ...]:
-    return _best(thing, hosts, replicas)
+    return _nearest(thing, hosts, replicas)
 
 
-def _best(thing: str, hosts: Iterable[str], count: int | None) -> tuple[str, ...]:
-    base = blake2b(thing.encode(), digest_size=8)
-    scores = []
-    for host in hosts:
-        score = base.copy()
-        score.update(b"\0" + host.encode())
-        scores.append((score.digest(), host))
-    scores.sort(reverse=True)
-    return tuple(host for _, host in scores[:count])
+def _nearest(thing: str, hosts: frozenset[str], count: int) -> tuple[str, ...]:
+    """A host that is among the `count` nearest to any probe is among the first `count` that follow that probe."""
+    places, owners = _ring(hosts)
+    count = min(count, len(hosts))
+    nearest: dict[str, int] = {}
+    for probe in _places(thing):
+        at = bisect_left(places, probe)
+        seen: set[str] = set()
+        while len(seen) < count:
+            if at == len(places):
+                at = 0
+            host = owners[at]
+            if host not in seen:
+                seen.add(host)
+                nearest[host] = min(nearest.get(host, RING), (places[at] - probe) % RING)
+            at += 1
+    return tuple(sorted(nearest, key=lambda host: (nearest[host], host))[:count])
+
+
+@lru_cache(RINGS_KEPT)
+def _ring(hosts: frozenset[str]) -> tuple[list[int], list[str]]:
+    """Points in order, and whose each is."""
+    points = [(place, host) for host in hosts for part in range(POINT_DIGESTS) for place in _places(f"host\0{host}\0{part}")]
+    points.sort()
+    return [place for place, _ in points], [host for _, host in points]
+
+
+def _places(thing: str) -> tuple[int, ...]:
+    return DIGEST.unpack(blake2b(thing.encode()).digest())

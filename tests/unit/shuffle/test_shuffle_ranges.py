@@ -193,6 +193,25 @@ def test_a_host_that_leaves_moves_only_what_it_held() -> None:
     assert min(share.values()) > 0.8 * 2000 * 3 / 20
 
 
+def test_a_host_that_joins_takes_only_what_it_then_holds() -> None:
+    before = {each: holders("s", each, HOSTS[1:], 3) for each in range(2000)}
+    after = {each: holders("s", each, HOSTS, 3) for each in range(2000)}
+    for identity, held in after.items():
+        stays = tuple(host for host in held if host != HOSTS[0])
+        assert before[identity][: len(stays)] == stays
+        assert HOSTS[0] in held or held == before[identity]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 20])
+def test_the_ranks_are_those_by_the_distances_to_all_hosts(count: int) -> None:
+    for identity in range(300):
+        everybody = holders("s", identity, HOSTS, len(HOSTS))
+        assert sorted(everybody) == sorted(HOSTS)
+        assert holders("s", identity, HOSTS, count) == everybody[:count]
+        alone = [host for host in everybody if host in HOSTS[3:9]]
+        assert list(holders("s", identity, HOSTS[3:9], count)) == alone[:count]
+
+
 def test_placement_needs_no_order_of_hosts_and_copes_with_few() -> None:
     assert holders("s", 5, HOSTS, 3) == holders("s", 5, reversed(HOSTS), 3)
     assert set(holders("s", 5, ["a"], 3)) == {"a"}

@@ -20,7 +20,6 @@ import msgspec
 from gcm import transactions
 from gcm.cluster import ClusterState, differing
 from gcm.term import LeaderTerm
-from gcm.watcher import read_each
 from roq.coordination import paths
 from roq.coordination.election import fenced
 from roq.coordination.link import CoordinationError, Create, Delete, Node, NodeExists, NoNode, Op, SetData, VersionConflict
@@ -109,7 +108,7 @@ class HeldNames(Generic[R]):
         found, size, done = list[tuple[str, R | None]](), 0, 0
         while done < len(rest) and size < LIST_BYTES:
             part = rest[done : done + LIST_AT_ONCE]
-            reading = read_each(part, lambda name: self._session.get(paths.held_name(self._kind.root, tapes, name)))
+            reading = self._session.get_many([paths.held_name(self._kind.root, tapes, name) for name in part])
             for name, node in zip(part, await self._read(reading), strict=True):
                 if node is not None:
                     found.append((name, self._readable(name, node)))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from gcm.cluster import ClusterState, differing
 from gcm.reconcile import assign, assign_all, changes, stamp
-from gcm.watcher import ClusterWatcher, HostReading, read_each, read_snapshot
+from gcm.watcher import ClusterWatcher, HostReading, read_snapshot
 from roq.coordination import paths
 from roq.coordination.election import Fence, fenced
 from roq.coordination.link import Create, Delete, NoNode, Op, SetData
@@ -201,7 +201,7 @@ class LeaderTerm:
         gets Unavailable if it can't be read; else the term is over then, as with what it writes itself."""
         try:
             names = sorted(name for name in await self._session.children(paths.LOGS) if name.startswith(prefix))
-            nodes = await read_each(names, lambda name: self._session.get(paths.log(name)))
+            nodes = await self._session.get_many([paths.log(name) for name in names])
         except RoqError as error:
             if only_asked:
                 raise Unavailable(f"logs could not be read: {error}") from error

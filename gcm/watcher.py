@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
@@ -31,7 +31,7 @@ from roq.wire.options import ClusterOptions
 from roq.wire.policy import Policy
 from roq.wire.work_queue import WorkQueueRecord
 
-READS_AT_ONCE = 100
+MADE_AT_ONCE = 100
 ADMITTED_AT_ONCE = 16  # hosts that were never seen: others' requests are not to wait behind hundreds
 WAKE_SECONDS = 0.05  # from what may concern anybody who waits to a look by all of them: many reports are one look
 
@@ -291,8 +291,9 @@ async def read_snapshot(session: Session, epoch: int) -> ClusterSnapshot:
     recoveries = await _table(session, paths.transactions(paths.TransactionKind.HOST), HostRecovery, unreadable)
     known_names, registered = await session.children(paths.HOST_STATES), await session.children(paths.HOSTS)
     strangers = sorted({*registered} - {*known_names})
-    await read_each(strangers, lambda name: session.ensure_path(paths.host_state(name)))
-    readings = await read_each(sorted({*known_names, *registered}), lambda name: read_host(session, name))
+    for first in range(0, len(strangers), MADE_AT_ONCE):  # a deadline counts from the call
+        await asyncio.gather(*(session.ensure_path(paths.host_state(name)) for name in strangers[first : first + MADE_AT_ONCE]))
+    readings = await read_hosts(session, sorted({*known_names, *registered}))
     shuffles = frozenset(await session.children(paths.SHUFFLES))
     known = {reading.host.name: reading.host for reading in readings}
     kept = frozenset((*map(_name, strange), *(work_subject(_name(path)) for path in strange_work)))
@@ -314,11 +315,19 @@ async def _read_fleet(session: Session) -> tuple[FleetRecord | None, dict[str, M
 
 
 async def read_host(session: Session, name: str) -> HostReading:
-    """One host. A report older than the registration is of an earlier life: it tells of processes that the host has stopped,
-    or is gone with."""
-    assigned, report, registration = await asyncio.gather(
-        session.get(paths.assignment(name)), session.get(paths.running(name)), session.get(paths.host(name))
-    )
+    """One host, as read_hosts reads it."""
+    return (await read_hosts(session, [name]))[0]
+
+
+async def read_hosts(session: Session, names: Sequence[str]) -> list[HostReading]:
+    """Hosts, in the order of their names."""
+    nodes = await session.get_many([path(name) for name in names for path in (paths.assignment, paths.running, paths.host)])
+    return [_reading(name, *nodes[at : at + 3]) for name, at in zip(names, range(0, len(nodes), 3), strict=True)]
+
+
+def _reading(name: str, assigned: Node | None, report: Node | None, registration: Node | None) -> HostReading:
+    """A report older than the registration is of an earlier life: it tells of processes that the host has stopped, or is gone
+    with."""
     current = registration is not None and report is not None and report.mzxid > registration.czxid
     told = decode_report(name, report) if current or registration is None else None
     host = Host(name, decode_registration(name, registration), report=told if current else None)
@@ -361,7 +370,7 @@ def _decode(path: str, data: bytes, kind: type[T]) -> T | None:
 
 async def _table(session: Session, folder: str, kind: type[T], unreadable: list[str]) -> dict[str, T]:
     names = await session.children(folder)
-    nodes = await read_each(names, lambda name: session.get(f"{folder}/{name}"))
+    nodes = await session.get_many([f"{folder}/{name}" for name in names])
     table = {}
     for name, node in zip(names, nodes, strict=True):
         value = _decode(f"{folder}/{name}", node.data, kind) if node is not None else None
@@ -374,11 +383,3 @@ async def _table(session: Session, folder: str, kind: type[T], unreadable: list[
 
 def _name(path: str) -> str:
     return path.rpartition("/")[2]
-
-
-async def read_each(names: Sequence[str], read: Callable[[str], Awaitable[V]]) -> list[V]:
-    """All of them, READS_AT_ONCE at a time: every single read has a deadline that counts from its call."""
-    values: list[V] = []
-    for first in range(0, len(names), READS_AT_ONCE):
-        values += await asyncio.gather(*(read(name) for name in names[first : first + READS_AT_ONCE]))
-    return values

@@ -16,12 +16,21 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 from kazoo import exceptions as kz  # type: ignore[import-untyped]
 from kazoo.client import KazooClient, KazooState  # type: ignore[import-untyped]
 from kazoo.handlers.threading import SequentialThreadingHandler  # type: ignore[import-untyped]
 from kazoo.protocol.connection import ConnectionHandler  # type: ignore[import-untyped]
+from kazoo.protocol.serialization import (  # type: ignore[import-untyped]
+    GetData,
+    MultiHeader,
+    int_struct,
+    read_buffer,
+    stat_struct,
+)
+from kazoo.protocol.states import ZnodeStat  # type: ignore[import-untyped]
 from kazoo.retry import KazooRetry  # type: ignore[import-untyped]
 from kazoo.security import make_acl, make_digest_acl  # type: ignore[import-untyped]
 
@@ -44,7 +53,7 @@ from roq.coordination.link import (
     ZooKeeperAddress,
     full_path,
 )
-from roq.errors import AccessDenied, ZooKeeperUnavailable
+from roq.errors import AccessDenied, RoqError, ZooKeeperUnavailable
 from roq.runtime.security import process_security
 
 log = logging.getLogger(__name__)
@@ -288,6 +297,12 @@ class KazooLink:
         """See Link, here and below."""
         return self._settled(self._client.get_async(self._full(path), watch=watcher), path, lambda found: _node(*found))
 
+    def get_many(self, paths: Sequence[str]) -> asyncio.Future[list[Node | None]]:
+        """See Link."""
+        request = self._client.handler.async_result()
+        self._client._call(_MultiRead([self._full(path) for path in paths]), request)
+        return self._settled(request, "", lambda found: [_found(*each) for each in zip(paths, found, strict=True)])
+
     def exists(self, path: str, watcher: Watcher | None = None) -> asyncio.Future[bool]:
         """See Link."""
         return self._settled(self._client.exists_async(self._full(path), watch=watcher), path, lambda found: found is not None)
@@ -363,6 +378,42 @@ class KazooLink:
         return future
 
 
+@dataclass(frozen=True)
+class _MultiRead:
+    """A request that kazoo does not have: data of many nodes. Its result: (data, stat) of each, or its error."""
+
+    paths: list[str]
+    type: ClassVar[int] = 22
+
+    def serialize(self) -> bytes:
+        reads = [MultiHeader(GetData.type, False, -1).serialize() + GetData(path, None).serialize() for path in self.paths]
+        return b"".join([*reads, MultiHeader(-1, True, -1).serialize()])
+
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> list[Any]:
+        found: list[Any] = []
+        while True:
+            header, offset = MultiHeader.deserialize(reply, offset)
+            if header.done:
+                return found
+            if header.type == GetData.type:
+                data, offset = read_buffer(reply, offset)
+                found.append((data, ZnodeStat._make(stat_struct.unpack_from(reply, offset))))
+                offset += stat_struct.size
+            else:
+                (code,) = int_struct.unpack_from(reply, offset)
+                offset += int_struct.size
+                found.append(kz.EXCEPTIONS[code]())
+
+
+def _found(path: str, result: Any) -> Node | None:
+    if isinstance(result, kz.NoNodeError):
+        return None
+    if isinstance(result, Exception):
+        raise translate(result, path)
+    return _node(*result)
+
+
 def _node(data: bytes, stat: Any) -> Node:
     return Node(data, stat.version, stat.czxid, stat.mzxid, stat.ephemeralOwner, stat.mtime)
 
@@ -372,8 +423,11 @@ def _settle(future: asyncio.Future[T], result: Any, path: str, convert: Callable
         return  # the caller gave up
     if result.exception is not None:
         future.set_exception(translate(result.exception, path))
-    else:
+        return
+    try:
         future.set_result(convert(result.value))
+    except RoqError as refused:
+        future.set_exception(refused)
 
 
 def _settle_multi(future: asyncio.Future[Any], result: Any, ops: Sequence[Op]) -> None:

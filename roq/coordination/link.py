@@ -185,6 +185,9 @@ class CoordinationLink(Protocol):
     def get(self, path: str, watcher: Watcher | None = None) -> asyncio.Future[Node]:
         """The node."""
 
+    def get_many(self, paths: Sequence[str]) -> asyncio.Future[list[Node | None]]:
+        """The nodes, in order, None for one that is not there; in one request."""
+
     def exists(self, path: str, watcher: Watcher | None = None) -> asyncio.Future[bool]:
         """Whether it is there; the watch fires also when the node comes to be."""
 

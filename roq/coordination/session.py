@@ -13,6 +13,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from roq.coordination import paths
@@ -47,6 +48,8 @@ HOST_CONNECT_SECONDS_MAX = 1.0  # one silent ZooKeeper host must not cost the se
 CALL_SECONDS_MIN = 1.5  # a call's deadline is half a session, but a slow disk is allowed this much
 REREAD_SECONDS = 10.0
 CALLS_IN_FLIGHT = 128  # kazoo's wake-up pipe blocks the loop at about 280 unsent requests
+READ_TOGETHER = 32  # nodes of one request; of a megabyte each, they are read within its deadline
+MANY_IN_FLIGHT = 4  # of such requests
 WATCH_READS_IN_FLIGHT = 32  # of them for watches: after a reconnection thousands are read again, and nobody waits behind them
 DATA_BYTES_MAX = 1_000_000  # ZooKeeper cuts the connection above 1 MiB (jute.maxbuffer), which would look like an outage
 SILENT_FRACTION = 2 / 3  # of the session: kazoo pings every third; silence beyond this is a lost connection
@@ -310,6 +313,17 @@ class Session:
             return await self._call(lambda: self._link.get(path))
         except NoNode:
             return None
+
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        """The nodes, in the order of their paths, None for one that is not there. READ_TOGETHER of them in one request, all of
+        which are asked at once; not all of one moment."""
+        parts = [paths[first : first + READ_TOGETHER] for first in range(0, len(paths), READ_TOGETHER)]
+        found: list[Node | None] = []
+        for first in range(0, len(parts), MANY_IN_FLIGHT):  # a deadline counts from the call, so only as many as answer in time
+            some = parts[first : first + MANY_IN_FLIGHT]
+            for nodes in await asyncio.gather(*(self._call(partial(self._link.get_many, part)) for part in some)):
+                found += nodes
+        return found
 
     async def children(self, path: str) -> list[str]:
         """Sorted names of the node's children; [] also if there is no such node."""

@@ -56,6 +56,7 @@ from roq.wire.zookeeper import (
     GetChildren,
     GetData,
     Multi,
+    MultiRead,
     NamesReply,
     PathReply,
     PathStat,
@@ -243,6 +244,8 @@ class Tree:
                     return Outcome(self._read(watcher, request, who))
                 case Multi(ops):
                     return self._multi(session, ops, at, who)
+                case MultiRead(reads):
+                    return Outcome(Results(tuple(self._read_of_many(watcher, read, who) for read in reads)))
                 case Close():
                     return self.end_session(session, at)
                 case SetWatches():
@@ -490,6 +493,14 @@ class Tree:
                 return NamesReply(tuple(node.children), node.stat() if with_stat else None)
             case GetAcl():
                 return AclReply(shown(node.acl, who), node.stat())
+
+    def _read_of_many(self, watcher: int, read: GetData, who: Set[Identity]) -> DataReply | ErrorResponse:
+        try:
+            found = self._read(watcher, read, who)
+        except RequestRefused as refused:
+            return ErrorResponse(refused.code)
+        assert isinstance(found, DataReply)
+        return found
 
     def _watch_again(self, watcher: int, request: SetWatches) -> Iterator[Firing]:
         """Tell what happened since, and wait for the rest."""

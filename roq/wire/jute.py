@@ -6,7 +6,7 @@
     request    xid i32 · type i32 · record
     reply      xid i32 · zxid i64 · error i32 · record                        no record if there is an error
     event      as a reply with xid -1: type i32 · state i32 · path
-    multi      (type i32 · last u8 · error i32 · record) …                    the last one has no record
+    multi      (type i32 · last u8 · error i32 · record) …                    the last one has no record; multiRead as well
 
     string, buffer: length i32 (-1: none) · bytes      vector: count i32 (-1: none) · items
 
@@ -16,7 +16,7 @@ Source: ZooKeeper's documentation of its client protocol, and what 3.9 answers. 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from roq.errors import FrameError
@@ -38,6 +38,7 @@ from roq.wire.zookeeper import (
     GetChildren,
     GetData,
     Multi,
+    MultiRead,
     NamesReply,
     PathReply,
     PathStat,
@@ -178,18 +179,32 @@ def _check(reader: _Reader) -> CheckRequest:
     return CheckRequest(reader.string(), reader.i32())
 
 
-def _multi(reader: _Reader) -> Multi | Unsupported:
-    ops: list[CreateRequest | DeleteRequest | SetDataRequest | CheckRequest] = []
+def _get_data(reader: _Reader) -> GetData:
+    return GetData(reader.string(), reader.flag())
+
+
+def _operations(reader: _Reader, known: Mapping[int, Callable[[_Reader], T]]) -> tuple[T, ...] | Unsupported:
+    ops: list[T] = []
     while True:
         kind, last = reader.multi_head()
         if last:
-            return Multi(tuple(ops))
-        read = _OPS.get(kind)
+            return tuple(ops)
+        read = known.get(kind)
         if read is None:
             return Unsupported(kind)
         if len(ops) >= MULTI_OPS_MAX:
             raise FrameError(f"a multi of more than {MULTI_OPS_MAX} operations")
         ops.append(read(reader))
+
+
+def _multi(reader: _Reader) -> Multi | Unsupported:
+    ops = _operations(reader, _OPS)
+    return ops if isinstance(ops, Unsupported) else Multi(ops)
+
+
+def _multi_read(reader: _Reader) -> MultiRead | Unsupported:
+    reads = _operations(reader, {Type.GET_DATA: _get_data})
+    return reads if isinstance(reads, Unsupported) else MultiRead(reads)
 
 
 def _set_watches(reader: _Reader) -> SetWatches:
@@ -220,7 +235,7 @@ _RECORDS: dict[int, Callable[[_Reader], Request]] = {
     Type.DELETE: _delete,
     Type.SET_DATA: _set_data,
     Type.EXISTS: lambda reader: ExistsRequest(reader.string(), reader.flag()),
-    Type.GET_DATA: lambda reader: GetData(reader.string(), reader.flag()),
+    Type.GET_DATA: _get_data,
     Type.GET_ACL: lambda reader: GetAcl(reader.string()),
     Type.SET_ACL: lambda reader: SetAcl(reader.string(), reader.vector(reader.acl), reader.i32()),
     Type.GET_CHILDREN: lambda reader: GetChildren(reader.string(), reader.flag(), False),
@@ -229,6 +244,7 @@ _RECORDS: dict[int, Callable[[_Reader], Request]] = {
     Type.PING: lambda reader: PingRequest(),
     Type.CLOSE: lambda reader: Close(),
     Type.MULTI: _multi,
+    Type.MULTI_READ: _multi_read,
     Type.AUTH: _auth,
     Type.SET_WATCHES: _set_watches,
     Type.SET_WATCHES_2: _set_watches_2,
@@ -301,7 +317,7 @@ def _record(answer: Reply) -> bytes:
             return b""
 
 
-def _result(answer: ErrorResponse | PathReply | PathStat | StatReply | EmptyResponse) -> bytes:
+def _result(answer: ErrorResponse | PathReply | PathStat | StatReply | DataReply | EmptyResponse) -> bytes:
     match answer:
         case ErrorResponse(code):
             return _MULTI.pack(Type.ERROR, False, code) + _INT.pack(code)
@@ -311,6 +327,8 @@ def _result(answer: ErrorResponse | PathReply | PathStat | StatReply | EmptyResp
             kind = Type.CREATE_2
         case StatReply():
             kind = Type.SET_DATA
+        case DataReply():
+            kind = Type.GET_DATA
         case EmptyResponse(done):
             kind = done
     return _MULTI.pack(kind, False, 0) + _record(answer)

@@ -49,6 +49,7 @@ class Type(IntEnum):
     CHECK = 13
     MULTI = 14
     CREATE_2 = 15
+    MULTI_READ = 22
     AUTH = 100
     SET_WATCHES = 101
     SET_WATCHES_2 = 105
@@ -180,6 +181,12 @@ class GetChildren(NamedTuple):
     with_stat: bool
 
 
+class MultiRead(NamedTuple):
+    """Many nodes in one request; one that can't be read is answered with its error."""
+
+    reads: tuple[GetData, ...]
+
+
 class Sync(NamedTuple):
     """Answered behind all writes before it."""
 
@@ -218,7 +225,7 @@ class Unsupported(NamedTuple):
 
 Write = CreateRequest | DeleteRequest | SetDataRequest | SetAcl
 Read = ExistsRequest | GetData | GetAcl | GetChildren | Sync
-Request = Write | Read | Multi | SetWatches | PingRequest | Close | Auth | Unsupported
+Request = Write | Read | Multi | MultiRead | SetWatches | PingRequest | Close | Auth | Unsupported
 
 # --- replies ------------------------------------------------------------------------------------------------------------
 
@@ -276,9 +283,9 @@ class EmptyResponse(NamedTuple):
 
 
 class Results(NamedTuple):
-    """Of a multi, one for each operation."""
+    """Of a multi and a multiRead, one for each operation."""
 
-    replies: tuple[ErrorResponse | PathReply | PathStat | StatReply | EmptyResponse, ...]
+    replies: tuple[ErrorResponse | PathReply | PathStat | StatReply | DataReply | EmptyResponse, ...]
 
 
 Reply = ErrorResponse | PathReply | PathStat | StatReply | DataReply | AclReply | NamesReply | EmptyResponse | Results

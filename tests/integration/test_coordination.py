@@ -30,7 +30,14 @@ from roq.coordination.link import (
     VersionConflict,
 )
 from roq.coordination.locate import read_leader
-from roq.coordination.session import CALLS_IN_FLIGHT, DATA_BYTES_MAX, Session, SessionState
+from roq.coordination.session import (
+    CALLS_IN_FLIGHT,
+    DATA_BYTES_MAX,
+    MANY_IN_FLIGHT,
+    READ_TOGETHER,
+    Session,
+    SessionState,
+)
 from roq.errors import CallError, Closed, ClusterNotFound, StaleEpoch, Unavailable, ZooKeeperUnavailable
 from roq.wire.gcm import LeaderAddress
 from tests.integration.faults import Connect, roq_threads
@@ -70,6 +77,28 @@ async def test_nodes_are_made_read_changed_and_removed(chroot: str, sessions: Co
         await session.delete("a/b/c")
     with pytest.raises(NoNode):
         await session.set("a/b/c", b"", ANY_VERSION)
+
+
+async def test_many_nodes_are_read_at_once(chroot: str, sessions: Connect) -> None:
+    session = await sessions(chroot)
+    await session.ensure_path("a")
+    names = [f"a/{number}" for number in range(2 * READ_TOGETHER * MANY_IN_FLIGHT + 3)]
+    there = {name: await session.create(name, name.encode()) for name in names[::3]}
+    assert await session.get_many(names) == [there.get(name) for name in names]
+    await session.set(names[0], b"", ANY_VERSION)
+    assert await session.get_many([names[0], names[0]]) == [await session.get(names[0])] * 2
+    assert await session.get_many([]) == []
+
+
+async def test_large_nodes_are_read_together(chroot: str, sessions: Connect) -> None:
+    session = await sessions(chroot)
+    names = [f"large-{number}" for number in range(READ_TOGETHER)]
+    await session.ensure_path("")
+    for name in names:
+        await session.create(name, name.encode() + bytes(DATA_BYTES_MAX - len(name)))
+    found = await session.get_many(names)
+    assert [node.data[: len(name)].decode() for name, node in zip(names, found, strict=True) if node is not None] == names
+    await session.multi([Delete(name) for name in names])
 
 
 async def test_a_deep_chroot_is_made_and_its_root_awaited(chroot: str, sessions: Connect) -> None:

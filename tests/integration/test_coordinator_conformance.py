@@ -21,6 +21,7 @@ from tests.harness.raw_zookeeper import (
     GET_CHILDREN,
     GET_DATA,
     MULTI,
+    MULTI_READ,
     OPEN,
     PING,
     PING_XID,
@@ -256,6 +257,22 @@ def test_a_multi_answers_for_each_of_its_operations(client: RawClient, base: str
     assert (failed.error, failed.record) == (OK, results + struct.pack("!i?i", -1, True, -1))
     assert client.ask(MULTI, multi()).record == struct.pack("!i?i", -1, True, -1)
     assert client.ask(GET_DATA, unwatched(m)).record.startswith(buffer(b"x"))
+
+
+def test_many_nodes_are_read_at_once(client: RawClient, base: str) -> None:
+    for name, data in (("a", b"1"), ("b", None), ("c", b"")):
+        client.ask(CREATE, create(f"{base}/{name}", data))
+    paths = [f"{base}/{name}" for name in ("a", "gone", "b", "c", "a")]
+    found = client.ask(MULTI_READ, multi(*((GET_DATA, unwatched(path)) for path in paths)))
+    expected = b""
+    for path in paths:
+        alone = client.ask(GET_DATA, unwatched(path))
+        if alone.error:
+            expected += struct.pack("!i?ii", -1, False, alone.error, alone.error)
+        else:
+            expected += struct.pack("!i?i", GET_DATA, False, 0) + alone.record
+    assert (found.error, found.record) == (OK, expected + struct.pack("!i?i", -1, True, -1))
+    assert client.ask(MULTI_READ, multi()).record == struct.pack("!i?i", -1, True, -1)
 
 
 def test_what_only_zookeeper_has_is_refused_by_name(client: RawClient, base: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -108,6 +109,9 @@ class CountingTree:
         self.reads.append(path)
         data = self.nodes.get(path)
         return Node(data, 0, 1, 7, 0) if data is not None else None
+
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        return [await self.get(path) for path in paths]
 
     async def ensure_path(self, path: str) -> None:
         self.made.append(path)

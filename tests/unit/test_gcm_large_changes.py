@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -55,6 +55,9 @@ class TreeTwin:
     async def get(self, path: str) -> Node | None:
         data = self.nodes.get(path)
         return Node(data, 0, 1, 1, 0) if data is not None else None
+
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        return [await self.get(path) for path in paths]
 
     async def ensure_path(self, path: str) -> None:
         self.nodes.setdefault(path, b"")

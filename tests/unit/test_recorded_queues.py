@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -326,6 +326,9 @@ class ZooKeeperTwin:
     async def get(self, path: str) -> Node | None:
         data = self.logs.get(path.removeprefix("logs/"))
         return Node(data, 0, 1, 1, 0) if data is not None else None
+
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        return [await self.get(path) for path in paths]
 
     async def multi(self, operations: tuple[Op, ...]) -> None:
         for one in operations:

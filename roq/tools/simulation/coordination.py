@@ -318,6 +318,16 @@ class TreeLink:
         request = wire.GetData(self._watch(path, watcher), watcher is not None)
         return self._ask(request, path, lambda reply: _node(reply.data, reply.stat))
 
+    def get_many(self, paths: Sequence[str]) -> asyncio.Future[list[Node | None]]:
+        """See Link."""
+
+        def convert(reply: wire.Results) -> list[Node | None]:
+            return [_found(path, one) for path, one in zip(paths, reply.replies, strict=True)]
+
+        return self._ask(
+            wire.MultiRead(tuple(wire.GetData(full_path(self._chroot, path), False) for path in paths)), "", convert
+        )
+
     def exists(self, path: str, watcher: Watcher | None = None) -> asyncio.Future[bool]:
         """See Link."""
         asked = self._ask(wire.ExistsRequest(self._watch(path, watcher), watcher is not None), path, lambda reply: True)
@@ -393,6 +403,15 @@ class TreeLink:
                 return wire.SetDataRequest(path, op.data, op.version)
             case Delete():
                 return wire.DeleteRequest(path, op.version)
+
+
+def _found(path: str, reply: wire.Reply) -> Node | None:
+    if isinstance(reply, wire.DataReply):
+        return _node(reply.data, reply.stat)
+    assert isinstance(reply, wire.ErrorResponse)
+    if reply.code is wire.Code.NO_NODE:
+        return None
+    raise _refusal(reply.code, path)
 
 
 def _node(data: bytes | None, stat: wire.Stat) -> Node:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kazoo.exceptions import BadVersionError, RolledBackError, RuntimeInconsistency  # type: ignore[import-untyped]
+from kazoo.exceptions import BadVersionError, NoAuthError, NoNodeError, RolledBackError, RuntimeInconsistency  # type: ignore[import-untyped]
 from kazoo.protocol import serialization as kz  # type: ignore[import-untyped]
 from kazoo.protocol.states import ZnodeStat  # type: ignore[import-untyped]
 from kazoo.security import OPEN_ACL_UNSAFE  # type: ignore[import-untyped]
 
+from roq.coordination.kazoo_link import _MultiRead
 from roq.errors import FrameError
 from roq.wire import jute
 from roq.wire.zookeeper import (
@@ -34,6 +35,7 @@ from roq.wire.zookeeper import (
     GetChildren,
     GetData,
     Multi,
+    MultiRead,
     NamesReply,
     PathReply,
     PathStat,
@@ -155,6 +157,18 @@ def test_kazoo_reads_the_results_of_a_multi() -> None:
     assert kinds == [RolledBackError, BadVersionError, RuntimeInconsistency]
 
 
+def test_kazoo_reads_many_nodes_at_once() -> None:
+    request = _MultiRead(["/a", "/ä"])
+    asked = MultiRead((GetData("/a", False), GetData("/ä", False)))
+    assert jute.parse_request(struct.pack("!ii", 42, request.type) + request.serialize()) == (42, asked)
+    found = Results((DataReply(b"x", STAT), ErrorResponse(Code.NO_NODE), DataReply(None, STAT), ErrorResponse(Code.NO_AUTH)))
+    first, missing, empty, denied = request.deserialize(record_of(jute.reply(1, 1, found)), 0)
+    assert (first, empty) == ((b"x", ZnodeStat(*STAT)), (None, ZnodeStat(*STAT)))
+    assert isinstance(missing, NoNodeError)
+    assert isinstance(denied, NoAuthError)
+    assert request.deserialize(record_of(jute.reply(1, 1, Results(()))), 0) == []
+
+
 def test_a_counter_that_outgrows_its_field_wraps() -> None:
     stat = kz.Exists.deserialize(record_of(jute.reply(1, 1, StatReply(STAT._replace(cversion=(1 << 31) + 5)))), 0)
     assert stat.cversion == -(1 << 31) + 5
@@ -175,6 +189,7 @@ def test_watches_are_set_again_in_either_way() -> None:
 def test_an_operation_that_only_zookeeper_has_makes_its_multi_unsupported() -> None:
     head = struct.pack("!i?i", 21, False, -1)
     assert jute.parse_request(struct.pack("!ii", 1, 14) + head) == (1, Unsupported(21))
+    assert jute.parse_request(struct.pack("!ii", 1, 22) + head) == (1, Unsupported(21))
 
 
 @pytest.mark.parametrize(("theirs", "_"), KAZOO_REQUESTS, ids=lambda value: type(value).__name__)

@@ -33,6 +33,7 @@ from roq.wire.zookeeper import (
     GetChildren,
     GetData,
     Multi,
+    MultiRead,
     NamesReply,
     PathReply,
     PathStat,
@@ -277,6 +278,18 @@ def test_a_multi_of_nothing_but_checks_takes_no_transaction(driven: Driven) -> N
     before = driven.tree.zxid
     assert driven.ask(Multi(())) == Results(())
     assert driven.ask(Multi((CheckRequest("/", 0),))) == Results((EmptyResponse(Type.CHECK),))
+    assert driven.tree.zxid == before
+
+
+def test_many_are_read_at_once_and_one_that_is_missing_hides_none(driven: Driven) -> None:
+    driven.ask(create("/a", b"1"))
+    before = driven.tree.zxid
+    found = driven.ask(MultiRead((GetData("/a", False), GetData("/b", False), GetData("/a", True))))
+    assert isinstance(found, Results)
+    one, missing, again = found.replies
+    assert one == again == driven.ask(GetData("/a", False))
+    assert missing == ErrorResponse(Code.NO_NODE)
+    assert driven.ask(MultiRead(())) == Results(())
     assert driven.tree.zxid == before
 
 

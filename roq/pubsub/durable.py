@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 
 from roq.coordination.locate import GcmClient
-from roq.errors import Closed, DurableTaken, MessagesLost, ProcessFailed, RoqError, TemporaryError
+from roq.errors import Closed, DurableTaken, MessagesLost, ProcessFailed, RoqError
 from roq.ids import check_name, new_token
 from roq.pubsub.inbox import Reached
 from roq.pubsub.outage import Outage
@@ -122,8 +122,8 @@ class PositionKeeper:
                 await asyncio.sleep(self._every_seconds)
                 try:
                     await self.keep()
-                except TemporaryError as error:
-                    self._outage.failed(error)
+                except RoqError as error:
+                    self._outage.wait_out(error)
         except Closed:
             return
         except RoqError as error:

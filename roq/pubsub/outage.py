@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from roq.errors import AccessDenied, CardRevoked, ProofRefused, RoqError, TemporaryError
 from roq.runtime.observe import logger
 
 QUIET_SECONDS = 10.0  # a GCM that follows another one, or a store that is started anew, is there again by then
@@ -19,6 +20,15 @@ class Outage:
     def __init__(self, what: str, **fields: str) -> None:
         self._what, self._fields = what, fields
         self._since = self._last = self._warned = float("-inf")
+
+    def wait_out(self, error: RoqError, *, was_let_in: bool = True) -> None:
+        """`failed()`, if the next try may succeed; else raises the error. was_let_in: this was allowed before. Who is refused
+        it now waits, as members of a queue do: a leader's clock may be wrong, a right may be given back. A revoked card is
+        never."""
+        refused = isinstance(error, AccessDenied) and not isinstance(error, CardRevoked | ProofRefused)
+        if not (isinstance(error, TemporaryError) or (refused and was_let_in)):
+            raise error
+        self.failed(error)
 
     def failed(self, reason: Exception) -> None:
         """Once more."""

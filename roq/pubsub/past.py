@@ -38,7 +38,6 @@ from roq.errors import (
     MessagesLost,
     ProcessFailed,
     RoqError,
-    TemporaryError,
 )
 from roq.pubsub.handover import Handover
 from roq.pubsub.inbox import EXPIRED
@@ -240,8 +239,8 @@ class Past:
             while not self._over():
                 try:
                     await (self._keep_up() if self.keeps_up else self._step())
-                except TemporaryError as error:
-                    self.tapes.outage.failed(error)
+                except RoqError as error:
+                    self.tapes.outage.wait_out(error, was_let_in=self.tapes.name != "" and self._follow is not Follow.NOTHING)
                     await asyncio.sleep(REFRESH_SECONDS)
                     self.tapes.looked = 0.0
         except RoqError as error:
@@ -466,8 +465,8 @@ class Past:
                 continue
             try:
                 return await self.tapes.ask(time.monotonic() - self._look_pause() / 2)
-            except TemporaryError as error:
-                self.tapes.outage.failed(error)
+            except RoqError as error:
+                self.tapes.outage.wait_out(error)
 
     # --- the present --------------------------------------------------------------------------------------------------
 

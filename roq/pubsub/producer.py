@@ -31,7 +31,6 @@ from roq.errors import (
     ProcessFailed,
     ProducerFenced,
     RoqError,
-    TemporaryError,
 )
 from roq.ids import check_name, new_token
 from roq.pubsub.outage import Outage
@@ -174,8 +173,8 @@ class Producer:
         try:
             left = LEASE_SECONDS - since
             await self._keep(sender, min(REQUEST_SECONDS, left) if left > 1 else REQUEST_SECONDS)
-        except TemporaryError as error:
-            self._outage.failed(error)
+        except RoqError as error:
+            self._outage.wait_out(error)
             return
         if self._held:
             self._held = False
@@ -187,8 +186,8 @@ class Producer:
         if sender.proof and sender.replays > self._replays and left > 1:
             try:
                 await self.prove_anew(sender, min(REQUEST_SECONDS, left))
-            except TemporaryError as error:
-                self._outage.failed(error)
+            except RoqError as error:
+                self._outage.wait_out(error)
 
     async def close(self, sender: ProducerSender, timeout_seconds: float, *, settled: bool) -> None:
         """Keep how far it got for good. settled: everything that was sent is stored, and its path is ended. Raises

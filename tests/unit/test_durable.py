@@ -29,6 +29,7 @@ from roq.cli.pub_sub import MessageTally
 from roq.cli.recorded_names import DurableRow, durable_row, durable_table
 from roq.errors import (
     AccessDenied,
+    CardRevoked,
     Closed,
     DurableTaken,
     InvalidName,
@@ -232,11 +233,12 @@ async def test_who_opened_it_before_fails_and_keeps_nothing_more() -> None:
     await second.keeper.close(1.0)
 
 
-async def test_while_nobody_leads_it_goes_on_and_keeps_the_newest_later() -> None:
+@pytest.mark.parametrize("error", [Unavailable("nobody leads"), AccessDenied("the card is not valid yet")])
+async def test_while_nobody_leads_or_it_is_not_let_in_it_goes_on_and_keeps_the_newest_later(error: RoqError) -> None:
     leader = Leader()
     reader = Reader(leader)
     await reader.begin()
-    leader.failures = [Unavailable("nobody leads") for _ in range(3)]
+    leader.failures = [error] * 3
     reader.done["A"] = 1
     await leader.until(lambda: len(leader.failures) < 3)
     reader.done["A"] = 7
@@ -245,13 +247,14 @@ async def test_while_nobody_leads_it_goes_on_and_keeps_the_newest_later() -> Non
     await reader.keeper.close(1.0)
 
 
-async def test_what_can_not_be_repaired_fails_the_subscriber_but_not_a_closed_cluster() -> None:
+@pytest.mark.parametrize("error", [QueueNotFound("no queue is named 'q'"), CardRevoked("the card of alice was revoked")])
+async def test_what_can_not_be_repaired_fails_the_subscriber_but_not_a_closed_cluster(error: RoqError) -> None:
     leader = Leader()
     reader = Reader(leader)
     await reader.begin()
-    leader.failures = [QueueNotFound("no queue is named 'q'")]
+    leader.failures = [error]
     reader.done["A"] = 1
-    assert isinstance(await asyncio.wait_for(reader.failed, BOUND_SECONDS), QueueNotFound)
+    assert await asyncio.wait_for(reader.failed, BOUND_SECONDS) is error
     await reader.keeper.close(1.0)
     assert leader.kept == [position(A=0)], "nothing is tried again"
     other = Reader(leader, "e")

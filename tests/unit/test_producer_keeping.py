@@ -12,7 +12,7 @@ import pytest
 
 from gcm.producers import ProducerRecord, grant, keep_in, open_record
 from roq.coordination.locate import GcmClient
-from roq.errors import AccessDenied, ProducerFenced, QueueNotFound, RoqError, Unavailable
+from roq.errors import AccessDenied, CardRevoked, ProducerFenced, QueueNotFound, RoqError, Unavailable
 from roq.pubsub.producer import Producer
 from roq.pubsub.producer_sender import ProducerSender
 from roq.wire.gcm import Done
@@ -124,6 +124,22 @@ async def test_a_path_that_broke_is_followed_by_one_look_for_another_seal() -> N
         made.sender.replays = 8
         with pytest.raises(ProducerFenced):
             await made.producer._look_at_proof(made.sender)
+    finally:
+        made.producer.stop()
+
+
+async def test_who_is_refused_for_a_while_keeps_trying_and_whose_card_was_revoked_does_not() -> None:
+    made = Keeping()
+    try:
+        await made.open()
+        made.gcm.refuses = AccessDenied("the card is not valid yet, by this clock")
+        await made.turn(10.0, 100, 50)
+        made.gcm.refuses = None
+        await made.turn(11.0, 100, 50)
+        assert made.producer._kept == 50
+        made.gcm.refuses = CardRevoked("the card of alice was revoked")
+        with pytest.raises(CardRevoked):
+            await made.turn(12.0, 200, 100)
     finally:
         made.producer.stop()
 

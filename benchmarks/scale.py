@@ -1,9 +1,15 @@
-"""Throughput with 1, 2 and 3 Exchanges on as many hosts, each held to a part of one processor, so that the machine is not the
-limit: `python -m benchmarks.scale [--cpus 0.1] [--size 10000] [--seconds 6] [--rounds 3] [--chart FILE.svg]`.
+"""Throughput by hosts, each held to a part of one processor so that the machine is not the limit:
 
-Hosts are containers (Docker, root; `make image` first), publishers and subscribers run beside them without a limit: a pair for
-each Exchange, overflow "block", so that nobody is faster than its Exchange. Rounds are interleaved, medians count. Linear is
-what one Exchange gave, times their number.
+    python -m benchmarks.scale exchanges | shards | stores [--cpus 0.1] [--seconds 6] [--rounds 3] [--chart FILE.svg]
+
+exchanges   a queue with 1, 2 and 3 Exchanges, each on a host of its own, a pair of a publisher and a subscriber for each,
+            overflow "block", so that nobody is faster than its Exchange; messages of 10 KB
+shards      a work queue of 1, 2 and 3 shards on as many hosts, two producers and two workers for each; tasks of 100 bytes
+stores      a work queue with payloads of 128 KiB, which go straight to a store, on 1, 2 and 3 hosts; clients as with shards
+
+Work queues keep one copy here, so that a host more takes work from the others. Hosts are containers (Docker, root; `make image`
+first), publishers, subscribers, producers and workers run beside them without a limit. Rounds are interleaved, each run has a
+cluster of its own, medians count. Linear is what one host gave, times their number.
 """
 
 from __future__ import annotations
@@ -12,36 +18,55 @@ import argparse
 import asyncio
 import statistics
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import NamedTuple
 
+from benchmarks import shards
+from benchmarks.shards import TaskLoad
 from roq.client.cluster import Cluster
 from roq.testing import DockerCluster
 from roq.tools.bench.cpu import Pids
-from roq.tools.bench.harness import CLIENT_MODULE, IDLE_SECONDS, PubSubResult, drive
+from roq.tools.bench.harness import CLIENT_MODULE, IDLE_SECONDS, drive
 from roq.tools.bench.load import Load
 from roq.tools.charts import ChartLine, Panel, draw, numbers
 
-EXCHANGES = (1, 2, 3)
+NUMBERS = (1, 2, 3)
 GOAL = 0.85
 BLUE, GREY = "#1f618d", "#808080"
+MESSAGE_BYTES, PAYLOAD_BYTES = 10_000, 128 * 1024
+CLIENTS = 2  # of each kind, for each shard or store
+ONE_COPY = "write_quorum=1&ack_quorum=1"
 
 
-async def run(cluster: Cluster, address: str, exchanges: int, size: int, seconds: float) -> PubSubResult:
-    """One run through a queue of its own. Raises SystemExit if something was lost: the figure would mean nothing."""
-    queue = f"scale-{exchanges}"
-    await cluster.create_queue(queue, overflow="block")
-    try:
-        for _ in range(exchanges - 1):
-            await cluster.create_exchange(queue)
-        load = Load(publishers=exchanges, subscribers=exchanges, size=size, duration=seconds, pairs=True)
-        result = await drive(load, "roq", address, queue, CLIENT_MODULE, _nobody, IDLE_SECONDS)
-    finally:
-        await cluster.remove_queue(queue)
+class Part(NamedTuple):
+    """What is there several times. hosts: of the cluster that has so many; run(cluster, number, seconds): what is done in a
+    second."""
+
+    title: str
+    below: str
+    hosts: Callable[[int], int]
+    run: Callable[[DockerCluster, int, float], Awaitable[float]]
+
+
+async def messages(machines: DockerCluster, exchanges: int, seconds: float) -> float:
+    """Raises SystemExit if something was lost: the figure would mean nothing."""
+    queue = "scale"
+    async with machines.connect() as cluster:
+        await _with_exchanges(cluster, queue, exchanges)
+        load = Load(publishers=exchanges, subscribers=exchanges, size=MESSAGE_BYTES, duration=seconds, pairs=True)
+        result = await drive(load, "roq", machines.zookeeper, queue, CLIENT_MODULE, _nobody, IDLE_SECONDS)
     if result.lost or result.duplicated or result.reordered:
         raise SystemExit(
             f"{exchanges} Exchanges: {result.lost} lost, {result.duplicated} twice, {result.reordered} out of order"
         )
-    return result
+    return result.throughput
+
+
+async def _with_exchanges(cluster: Cluster, queue: str, exchanges: int) -> None:
+    await cluster.create_queue(queue, overflow="block")
+    for _ in range(exchanges - 1):
+        await cluster.create_exchange(queue)
 
 
 async def _nobody() -> Pids:
@@ -49,33 +74,53 @@ async def _nobody() -> Pids:
     return {}
 
 
-async def measured(cpus: float, size: int, seconds: float, rounds: int) -> dict[int, list[float]]:
-    """Messages/s by number of Exchanges."""
-    found: dict[int, list[float]] = {number: [] for number in EXCHANGES}
-    limited = DockerCluster(gcms=1, hcms=len(EXCHANGES), exchanges_max=1, host_cpus=cpus)
-    async with limited as machines, machines.connect() as cluster:
-        for number in range(rounds):
-            for exchanges in EXCHANGES:
-                result = await run(cluster, machines.zookeeper, exchanges, size, seconds)
-                found[exchanges].append(result.throughput)
-                busy = f"{result.foreign_cores:.2f} processors busy beside publishers and subscribers"
-                print(f"round {number + 1}, {exchanges} Exchanges: {result.throughput:,.0f}/s, {busy}", file=sys.stderr)
+async def small_tasks(machines: DockerCluster, number: int, seconds: float) -> float:
+    """By shards."""
+    load = TaskLoad(CLIENTS * number, seconds, options=ONE_COPY)
+    return (await asyncio.to_thread(shards.run, machines.zookeeper, number, load, "scale")).per_second
+
+
+async def large_tasks(machines: DockerCluster, number: int, seconds: float) -> float:
+    """By stores."""
+    load = TaskLoad(CLIENTS * number, seconds, PAYLOAD_BYTES, batch=4, ahead=100, options=ONE_COPY)
+    return (await asyncio.to_thread(shards.run, machines.zookeeper, 1, load, "scale")).per_second
+
+
+PARTS = {
+    "exchanges": Part(
+        "Throughput by Exchanges, one on each host", f"messages of {MESSAGE_BYTES:,} bytes", lambda _: NUMBERS[-1], messages
+    ),
+    "shards": Part("Throughput by shards of a work queue, one on each host", "tasks of 100 bytes", int, small_tasks),
+    "stores": Part("Throughput of a work queue by stores", f"payloads of {PAYLOAD_BYTES // 1024} KiB", int, large_tasks),
+}
+
+
+async def measured(part: Part, cpus: float, seconds: float, rounds: int) -> dict[int, list[float]]:
+    """What was done in a second, by their number."""
+    found: dict[int, list[float]] = {number: [] for number in NUMBERS}
+    for turn in range(rounds):
+        for number in NUMBERS:
+            limited = DockerCluster(gcms=1, hcms=part.hosts(number), exchanges_max=1, host_cpus=cpus)
+            async with limited:
+                rate = await part.run(limited, number, seconds)
+            found[number].append(rate)
+            print(f"round {turn + 1}, {number}: {rate:,.0f}/s", file=sys.stderr, flush=True)
     return found
 
 
-def table(found: dict[int, list[float]]) -> str:
+def table(what: str, found: dict[int, list[float]]) -> str:
     """In Markdown."""
     one = statistics.median(found[1])
-    lines = ["| Exchanges | messages/s | spread | of linear |", "| --- | --- | --- | --- |"]
-    for exchanges, runs in found.items():
+    lines = [f"| {what} | per second | spread | of linear |", "| --- | --- | --- | --- |"]
+    for number, runs in found.items():
         median = statistics.median(runs)
-        part = median / (one * exchanges)
+        part = median / (one * number)
         missed = "" if part >= GOAL else f" (goal {GOAL}: missed)"
-        lines.append(f"| {exchanges} | {median:,.0f} | {min(runs):,.0f} to {max(runs):,.0f} | {part:.2f}{missed} |")
+        lines.append(f"| {number} | {median:,.0f} | {min(runs):,.0f} to {max(runs):,.0f} | {part:.2f}{missed} |")
     return "\n".join(lines)
 
 
-def chart(found: dict[int, list[float]], below: str) -> str:
+def chart(part: Part, found: dict[int, list[float]], cpus: float) -> str:
     """As SVG: medians, and the line through the first."""
     medians = [(0.0, 0.0), *((float(number), statistics.median(runs)) for number, runs in found.items())]
     one, last = medians[1][1], medians[-1][0]
@@ -83,25 +128,26 @@ def chart(found: dict[int, list[float]], below: str) -> str:
         ChartLine("linear", GREY, [(0.0, 0.0), (last, one * last)], dashes="4 3"),
         ChartLine("measured", BLUE, medians, width=2.2),
     ]
-    return draw(
-        "Throughput by Exchanges, one on each host", below, [Panel("messages per second", lines)], 0.0, last, across=numbers
-    )
+    below = f"hosts held to {cpus:g} of a processor each; {part.below}"
+    return draw(part.title, below, [Panel("per second", lines)], 0.0, last, across=numbers)
 
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=PARTS)
     parser.add_argument("--cpus", type=float, default=0.1, help="of each host (0.1)")
-    parser.add_argument("--size", type=int, default=10_000, help="bytes of a message (10,000)")
     parser.add_argument("--seconds", type=float, default=6.0, help="of a run (6)")
-    parser.add_argument("--rounds", type=int, default=3, help="of each number of Exchanges; medians count (3)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each number; medians count (3)")
     parser.add_argument("--chart", type=Path, help="write a picture to this file")
     arguments = parser.parse_args()
-    found = asyncio.run(measured(arguments.cpus, arguments.size, arguments.seconds, arguments.rounds))
-    print(table(found))
+    part = PARTS[arguments.what]
+    found = asyncio.run(measured(part, arguments.cpus, arguments.seconds, arguments.rounds))
+    print(table(arguments.what, found))
     if arguments.chart is not None:
-        below = f"hosts held to {arguments.cpus:g} of a processor each; messages of {arguments.size:,} bytes"
-        arguments.chart.write_text(chart(found, below))
+        arguments.chart.write_text(chart(part, found, arguments.cpus))
 
 
 if __name__ == "__main__":

@@ -28,9 +28,20 @@ from benchmarks.report import markdown, spread
 from roq import blocking
 from roq.tools.local.cluster import LocalCluster
 
-HOSTS, BATCH, PAYLOAD_BYTES = 3, 100, 100
+HOSTS = 3
 LEASE_SECONDS, WAIT_SECONDS, END_SECONDS = 60.0, 0.5, 60.0
-AHEAD = 20_000  # tasks that wait before producers wait: what is measured is a queue, not a heap
+
+
+class TaskLoad(msgspec.Struct, frozen=True):
+    """clients: producers, and as many workers. size: bytes of a payload. ahead: tasks that wait before producers wait: what is
+    measured is a queue, not a heap. options: of the queue's address, "write_quorum=1&…"."""
+
+    clients: int
+    seconds: float
+    size: int = 100
+    batch: int = 100
+    ahead: int = 20_000
+    options: str = ""
 
 
 class ShardRun(msgspec.Struct, frozen=True):
@@ -43,16 +54,16 @@ class ShardRun(msgspec.Struct, frozen=True):
     per_second: float
 
 
-def produce(parent: Parent, address: str, seconds: float) -> None:
+def produce(parent: Parent, address: str, load: TaskLoad) -> None:
     """Body of a producer."""
-    batch, count = [bytes(PAYLOAD_BYTES)] * BATCH, 0
+    batch, count = [bytes(load.size)] * load.batch, 0
     with blocking.open_queue(address) as queue:
         parent.ready()
-        until, look = time.monotonic() + seconds, 0.0
+        until, look = time.monotonic() + load.seconds, 0.0
         while (now := time.monotonic()) < until:
             if now >= look:
                 look = now + WAIT_SECONDS
-                if queue.status().ready > AHEAD:
+                if queue.status().ready > load.ahead:
                     time.sleep(WAIT_SECONDS / 10)
                     look = now
                     continue
@@ -60,44 +71,44 @@ def produce(parent: Parent, address: str, seconds: float) -> None:
     parent.tell(count)
 
 
-def work(parent: Parent, address: str, seconds: float) -> None:
+def work(parent: Parent, address: str, load: TaskLoad) -> None:
     """Body of a worker: tells how many it has acked."""
     count = 0
     with blocking.open_queue(address) as queue:
         parent.ready()
-        until = time.monotonic() + seconds
+        until = time.monotonic() + load.seconds
         while time.monotonic() < until:
-            tasks = queue.lease(LEASE_SECONDS, BATCH, WAIT_SECONDS)
+            tasks = queue.lease(LEASE_SECONDS, load.batch, WAIT_SECONDS)
             count += len(tasks) - len(queue.ack_many(tasks))
     parent.tell(count)
 
 
-def run(zookeeper: str, shards: int, clients: int, seconds: float, name: str) -> ShardRun:
+def run(zookeeper: str, shards: int, load: TaskLoad, name: str) -> ShardRun:
     """One queue. Raises RuntimeError: a client failed."""
-    address = f"roq://{zookeeper}/{name}?shards={shards}"
+    address = f"roq://{zookeeper}/{name}?shards={shards}" + (f"&{load.options}" if load.options else "")
     with blocking.open_queue(address), Crew() as crew:
-        workers = [crew.start(work, address, seconds) for _ in range(clients)]
-        producers = [crew.start(produce, address, seconds) for _ in range(clients)]
+        workers = [crew.start(work, address, load) for _ in range(load.clients)]
+        producers = [crew.start(produce, address, load) for _ in range(load.clients)]
         for client in (*workers, *producers):
             client.until_ready()
         for client in (*workers, *producers):
             client.say()
-        done = sum(client.told(seconds + END_SECONDS) for client in workers)
+        done = sum(client.told(load.seconds + END_SECONDS) for client in workers)
         put = sum(client.told(END_SECONDS) for client in producers)
     with blocking.connect(zookeeper) as cluster:
         cluster.remove_work_queue(name)
-    return ShardRun(shards, clients, put, done, done / seconds)
+    return ShardRun(shards, load.clients, put, done, done / load.seconds)
 
 
-async def measure(counts: list[int], clients: int, seconds: float, runs: int) -> list[ShardRun]:
+async def measure(counts: list[int], load: TaskLoad, runs: int) -> list[ShardRun]:
     """All runs, interleaved, on one cluster."""
     found = []
     with tempfile.TemporaryDirectory(prefix="roq-bench-shards-") as folder:
         async with LocalCluster(Path(folder), hosts=HOSTS) as local, roq.connect(local.zookeeper):
             for number in range(runs):
                 for shards in counts:
-                    await quiet(patience_seconds=seconds)
-                    found.append(await asyncio.to_thread(run, local.zookeeper, shards, clients, seconds, f"s{shards}-{number}"))
+                    await quiet(patience_seconds=load.seconds)
+                    found.append(await asyncio.to_thread(run, local.zookeeper, shards, load, f"s{shards}-{number}"))
                     print(found[-1], file=sys.stderr, flush=True)
     return found
 
@@ -121,7 +132,7 @@ async def main(words: list[str]) -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write everything that was found to this file")
     given = parser.parse_args(words)
-    found = await measure(given.shards, given.clients, given.seconds, given.runs)
+    found = await measure(given.shards, TaskLoad(given.clients, given.seconds), given.runs)
     disk, who = disk_of(Path(tempfile.gettempdir())), f"{given.clients} producers, {given.clients} workers"
     print(f"{who}, {os.cpu_count()} processors, {disk}\n")
     print(markdown(("shards", "tasks put, leased and acked per second", "times"), rows(found)))

@@ -15,7 +15,7 @@ from benchmarks.at_scale.run import ScaleFound, study
 from benchmarks.at_scale.shuffles import shuffle_cost
 
 SESSION_SECONDS = 6.0
-STUDY_SECONDS = 290.0  # of one size: then it ends, with what was found so far
+STUDY_SECONDS, CROWD_SECONDS = 290.0, 600.0  # of one size, and more with a crowd: then it ends, with what was found so far
 SIZES = ((10, 100), (10, 1_000), (100, 1_000), (100, 10_000), (1_000, 1_000), (1_000, 10_000))
 DECIDED = (10, 100, 1_000), (100, 1_000, 2_500, 5_000, 10_000)  # hosts, queues
 QUEUES_PER_HOST_MAX = 450  # three processes each: a host takes 1,500
@@ -26,7 +26,8 @@ QUICK_DECIDED = (10,), (100, 1_000)
 
 async def at_scale(sizes: list[tuple[int, int]], parts: list[str], quick: bool, charts: Path | None, tell: Tell) -> ScaleFound:
     """The report goes to standard output, the chart to a file in `charts`. sizes: hosts and queues, empty: SIZES. parts: of
-    "cluster", "faults", "decisions" and "shuffle", empty: all; faults are injected into the last size."""
+    "cluster", "faults", "crowd", "decisions" and "shuffle", empty: all; faults are injected into the last size, the crowd comes
+    there, not with quick."""
     found = ScaleFound()
     sizes = sizes or [*(QUICK_SIZES if quick else SIZES)]
     if not parts or "decisions" in parts:
@@ -40,13 +41,14 @@ async def at_scale(sizes: list[tuple[int, int]], parts: list[str], quick: bool, 
             found.shuffles.append(shuffle_cost(followers, attempts))
             tell(f"shuffle of {followers} followers, {attempts} attempts")
     with _ended_by_terminate():
-        for hosts, queues in sizes if not parts or {"cluster", "faults"} & {*parts} else ():
-            faults = (hosts, queues) == sizes[-1] and (not parts or "faults" in parts)
+        for hosts, queues in sizes if not parts or {"cluster", "faults", "crowd"} & {*parts} else ():
+            faults, crowd = ((hosts, queues) == sizes[-1] and (not parts or part in parts) for part in ("faults", "crowd"))
+            bound = STUDY_SECONDS + crowd * CROWD_SECONDS
             try:
-                async with asyncio.timeout(STUDY_SECONDS):
-                    await study(hosts, queues, SESSION_SECONDS, faults, found, tell)
+                async with asyncio.timeout(bound):
+                    await study(hosts, queues, SESSION_SECONDS, faults, crowd and not quick, found, tell)
             except TimeoutError:
-                tell(f"{hosts} hosts, {queues} queues: not done after {STUDY_SECONDS:g} s; what was found so far counts")
+                tell(f"{hosts} hosts, {queues} queues: not done after {bound:g} s; what was found so far counts")
     print(full(found))
     if charts is not None and found.decisions:
         save(found, charts)

@@ -73,12 +73,15 @@ def event_table(rows: Sequence[Event]) -> str:
 
 def joining_table(rows: Sequence[Joining]) -> str:
     """For each client."""
-    columns = ("hosts", "queues", "clients/s", "ZooKeeper requests", "writes", "GCM CPU, ms", "GCM memory, KB")
+    columns = (
+        "hosts", "queues", "clients", "a second", "ZooKeeper requests", "writes", "GCM CPU, ms", "GCM memory, KB",
+        "asked again, p99, ms",
+    )  # fmt: skip
     return _table(
         columns,
         [
-            (*_size(row), f"{row.rate:,.0f}", f"{row.requests:.1f}", f"{row.writes:.2f}", f"{row.cpu_ms:.2f}",
-             f"{row.resident_bytes / KB:.1f}")
+            (*_size(row), f"{row.clients:,}", f"{row.rate:,.0f}", f"{row.requests:.1f}", f"{row.writes:.2f}",
+             f"{row.cpu_ms:.2f}", f"{row.resident_bytes / KB:.1f}", f"{row.p99_seconds * 1000:.1f}")
             for row in rows
         ],
     )  # fmt: skip

@@ -7,6 +7,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from random import Random
 from typing import TypeVar
 
 import msgspec
@@ -26,7 +27,8 @@ ASKED_AT_ONCE = 128
 REQUEST_SECONDS = 60.0
 IDLE_SECONDS = 6.0  # broadcasts without news come every 2 s
 EVENTS = 3
-CLIENTS, JOINED_AT_ONCE = 400, 32
+CLIENTS, CROWD, JOINED_AT_ONCE = 400, 100_000, 32
+ASKED_AGAIN = 1_000  # of a crowd
 CREATED, CREATED_MIN = 1_000, 100
 QUIET_SECONDS = 3.0  # until what a change brought about is over
 MONITORS_LOST = 100
@@ -96,8 +98,9 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 class Joining(msgspec.Struct, frozen=True):
-    """Clients that find the leader and ask about a queue, JOINED_AT_ONCE at a time, and stay connected. For each: requests and
-    writes of ZooKeeper, which a session's begin and end are; cpu_ms, resident_bytes: of the leading GCM."""
+    """Clients that find the leader and ask about a queue, JOINED_AT_ONCE at a time, and stay. For each: requests and writes of
+    ZooKeeper, which a session's begin and end are; cpu_ms, resident_bytes: of the leading GCM. p99_seconds: of a request of one
+    of ASKED_AGAIN of them, drawn at random, when all are there."""
 
     hosts: int
     queues: int
@@ -107,6 +110,7 @@ class Joining(msgspec.Struct, frozen=True):
     writes: float
     cpu_ms: float
     resident_bytes: float
+    p99_seconds: float
 
 
 class ScaleFound(msgspec.Struct):
@@ -251,21 +255,24 @@ class Study:
         self._found.events.append(row)
         self._tell(f"{self._hosts} hosts, {self._queues} queues: {row.told_bytes:,.0f} bytes to a listener per Exchange")
 
-    async def join(self) -> None:
+    async def join(self, count: int = CLIENTS) -> None:
         """Clients come, and stay."""
         rig, gate = self._rig, asyncio.Semaphore(JOINED_AT_ONCE)
         leader = await rig.leader()
         before, use, begun = await rig.zookeeper.counters(), await rig.use(leader), time.monotonic()
-        clients = [GcmClient(rig.address) for _ in range(CLIENTS)]
+        clients = [GcmClient(rig.address) for _ in range(count)]
 
-        async def one(client: GcmClient) -> None:
+        async def one(client: GcmClient) -> float:
             async with gate:
+                asked = time.monotonic()
                 await client.request(wire.DescribeQueue("q-0"), wire.QueueInfo, REQUEST_SECONDS)
+                return time.monotonic() - asked
 
         try:
             await asyncio.gather(*map(one, clients))
             seconds = time.monotonic() - begun
             after, used = await rig.zookeeper.counters(), await rig.use(leader)
+            again = await asyncio.gather(*map(one, Random(count).sample(clients, min(count, ASKED_AGAIN))))
         finally:
             for client in clients:
                 client.close()
@@ -273,15 +280,16 @@ class Study:
         row = Joining(
             hosts=self._hosts,
             queues=self._queues,
-            clients=CLIENTS,
-            rate=CLIENTS / seconds,
-            requests=max(0.0, requests - self._idle_requests * seconds) / CLIENTS,
-            writes=writes / CLIENTS,
-            cpu_ms=(used.cpu_seconds - use.cpu_seconds) * 1000 / CLIENTS,
-            resident_bytes=(used.resident_bytes - use.resident_bytes) / CLIENTS,
+            clients=count,
+            rate=count / seconds,
+            requests=max(0.0, requests - self._idle_requests * seconds) / count,
+            writes=writes / count,
+            cpu_ms=(used.cpu_seconds - use.cpu_seconds) * 1000 / count,
+            resident_bytes=(used.resident_bytes - use.resident_bytes) / count,
+            p99_seconds=sorted(again)[len(again) * 99 // 100],
         )
         self._found.joinings.append(row)
-        self._tell(f"{self._hosts} hosts, {self._queues} queues: {row.rate:.0f} clients/s")
+        self._tell(f"{self._hosts} hosts, {self._queues} queues: {count} clients, {row.rate:.0f} a second")
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[Listener]:
@@ -387,8 +395,11 @@ def _percentile(values: list[float], part: float) -> float:
     return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 
-async def study(hosts: int, queues: int, session_seconds: float, faults: bool, found: ScaleFound, tell: Tell) -> None:
-    """One cluster of so many hosts and queues to which some queues are added; then, with faults, each is injected."""
+async def study(
+    hosts: int, queues: int, session_seconds: float, faults: bool, crowd: bool, found: ScaleFound, tell: Tell
+) -> None:
+    """One cluster of so many hosts and queues to which some queues are added; then, with faults, each is injected. crowd: a
+    hundred thousand clients come, too."""
     exchanges_max = 4 * (queues + CREATED) // hosts + 3 * MONITORS_LOST
     async with scale_rig(hosts, queues, exchanges_max, session_seconds) as rig:
         one = Study(rig, hosts, queues, found, tell)
@@ -396,6 +407,8 @@ async def study(hosts: int, queues: int, session_seconds: float, faults: bool, f
         await one.create(min(CREATED, max(CREATED_MIN, queues)))
         await one.change()
         await one.join()
+        if crowd:
+            await one.join(CROWD)
         if faults:
             await one.lose_leader()
             await one.lose_host()

@@ -2,7 +2,8 @@
 read, nothing kept.
 
 Every request is retried with the same body (and so the same transaction id) until its deadline: after NotLeader at the
-leader it names, after silence at the leader ZooKeeper names.
+leader it names, after silence at the leader ZooKeeper names. Who has nothing to ask for a while keeps no connection to the
+leader either, only its address: there are more programs in a cluster than a leader has room for connections.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ V = TypeVar("V")
 TRY_SECONDS = 3.0  # one try; the whole request has its own deadline
 LOOK_UP_SECONDS = 2.0  # one look at ZooKeeper
 RETRY_SECONDS_MAX = 0.25  # between two tries
+IDLE_SECONDS = 20.0  # without a request: then the connection to the leader ends
 ZOOKEEPER_SECONDS = (
     5.0  # a ZooKeeper that has never answered: longer than its restart, shorter than people wait for a wrong address
 )
@@ -108,6 +110,9 @@ class GcmClient:
         self._zookeeper_seconds = zookeeper_seconds
         self._answered = False
         self._rpc: RpcClient | None = None
+        self._rested_at = ""  # endpoint of the leader whose connection was closed as there was nothing to ask
+        self._under_way, self._asked_at = 0, 0.0
+        self._resting: asyncio.TimerHandle | None = None
         self._lock = asyncio.Lock()
         self._closed = False
 
@@ -118,6 +123,16 @@ class GcmClient:
 
     async def request(self, body: msgspec.Struct, expect: type[T], timeout_seconds: float = 15.0) -> T:
         """The leader's answer. Raises the leader's refusal, Unavailable or its subclasses, or DeadlineExceeded."""
+        self._under_way += 1
+        try:
+            return await self._ask(body, expect, timeout_seconds)
+        finally:
+            self._under_way -= 1
+            self._asked_at = time.monotonic()
+            if self._resting is None and not self._closed:
+                self._resting = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._rest)
+
+    async def _ask(self, body: msgspec.Struct, expect: type[T], timeout_seconds: float) -> T:
         begun = time.monotonic()
         deadline = begun + timeout_seconds
         waits = delays(0.05, RETRY_SECONDS_MAX)
@@ -162,9 +177,25 @@ class GcmClient:
     async def _leader(self, timeout_seconds: float) -> RpcClient:
         async with self._lock:
             if self._rpc is None:
-                leader = await read_leader(self.zookeeper, max(0.1, timeout_seconds))
-                self._rpc = RpcClient(f"tcp://{leader.host}:{leader.port}", wire.Reply, on_disconnect=OnDisconnect.FAIL)
+                endpoint, self._rested_at = self._rested_at, ""
+                if not endpoint:
+                    leader = await read_leader(self.zookeeper, max(0.1, timeout_seconds))
+                    endpoint = f"tcp://{leader.host}:{leader.port}"
+                self._rpc = RpcClient(endpoint, wire.Reply, on_disconnect=OnDisconnect.FAIL)
             return self._rpc
+
+    def _rest(self) -> None:
+        """Nothing was asked lately: close the connection, and begin with the same leader when there is something."""
+        self._resting = None
+        left = self._asked_at + IDLE_SECONDS - time.monotonic()
+        if self._rpc is None or self._closed:
+            return
+        if self._under_way or left > 0:
+            self._resting = asyncio.get_running_loop().call_later(max(left, 1.0), self._rest)
+            return
+        self._rested_at = self._rpc.endpoint
+        self._rpc.close()
+        self._rpc = None
 
     def _forget(self, rpc: RpcClient | None, leader: str) -> None:
         """Drop this connection unless somebody has already; the next try goes to `leader` if given, else to whom ZooKeeper
@@ -182,4 +213,6 @@ class GcmClient:
         if not self._closed:
             leave_cluster(self._cluster)
         self._closed = True
+        if self._resting is not None:
+            self._resting.cancel()
         self._forget(self._rpc, "")

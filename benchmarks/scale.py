@@ -4,7 +4,8 @@
 
 exchanges   a queue with 1, 2 and 3 Exchanges, each on a host of its own, a pair of a publisher and a subscriber for each,
             overflow "block", so that nobody is faster than its Exchange; messages of 10 KB
-shards      a work queue of 1, 2 and 3 shards on as many hosts, two producers and two workers for each; tasks of 100 bytes
+shards      a work queue of 1, 2 and 3 shards on as many hosts, each with a store of its own, two producers and two workers for
+            each; tasks of 100 bytes
 stores      a work queue with payloads of 128 KiB, which go straight to a store, on 1, 2 and 3 hosts; clients as with shards
 
 Work queues keep one copy here, so that a host more takes work from the others. Hosts are containers (Docker, root; `make image`
@@ -24,17 +25,23 @@ from typing import NamedTuple
 
 from benchmarks import shards
 from benchmarks.shards import TaskLoad
+from roq import blocking
 from roq.client.cluster import Cluster
+from roq.coordination import paths
+from roq.coordination.session import Session
+from roq.log.replicated.metadata import LogMeta
 from roq.testing import DockerCluster
 from roq.tools.bench.cpu import Pids
 from roq.tools.bench.harness import CLIENT_MODULE, IDLE_SECONDS, drive
 from roq.tools.bench.load import Load
 from roq.tools.charts import ChartLine, Panel, draw, numbers
+from roq.wire.assignment import from_json
 
 NUMBERS = (1, 2, 3)
 GOAL = 0.85
 BLUE, GREY = "#1f618d", "#808080"
 MESSAGE_BYTES, PAYLOAD_BYTES = 10_000, 128 * 1024
+ATTEMPTS_MAX = 50
 CLIENTS = 2  # of each kind, for each shard or store
 ONE_COPY = "write_quorum=1&ack_quorum=1"
 
@@ -75,9 +82,36 @@ async def _nobody() -> Pids:
 
 
 async def small_tasks(machines: DockerCluster, number: int, seconds: float) -> float:
-    """By shards."""
+    """By shards. The store of a log is drawn by hash, so queues are made until each shard has one of its own."""
     load = TaskLoad(CLIENTS * number, seconds, options=ONE_COPY)
-    return (await asyncio.to_thread(shards.run, machines.zookeeper, number, load, "scale")).per_second
+    for attempt in range(ATTEMPTS_MAX):
+        name = f"scale-{attempt}"
+        await asyncio.to_thread(_try_queue, f"roq://{machines.zookeeper}/{name}?shards={number}&{ONE_COPY}")
+        if len(await _stores(machines.zookeeper)) == number:
+            return (await asyncio.to_thread(shards.run, machines.zookeeper, number, load, name)).per_second
+        async with machines.connect() as cluster:
+            await cluster.remove_work_queue(name)
+    raise SystemExit(f"{ATTEMPTS_MAX} queues of {number} shards, and none with a store for each")
+
+
+def _try_queue(address: str) -> None:
+    """With a first task, so that its logs are there."""
+    with blocking.open_queue(address) as queue:
+        count = len(queue.put_many([b""] * 100))
+        while count:
+            tasks = queue.lease(60.0, 100, 1.0)
+            count -= len(tasks) - len(queue.ack_many(tasks))
+
+
+async def _stores(zookeeper: str) -> set[str]:
+    """That all logs are on."""
+    session = await Session.connect(zookeeper)
+    try:
+        found = await session.get_many([paths.log(id) for id in await session.children(paths.LOGS)])
+    finally:
+        await session.close()
+    logs = [from_json(node.data, LogMeta) for node in found if node is not None]
+    return {store for log in logs for segment in log.segments for each in segment.fragments for store in each.nodes}
 
 
 async def large_tasks(machines: DockerCluster, number: int, seconds: float) -> float:

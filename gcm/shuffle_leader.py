@@ -39,6 +39,7 @@ from roq.ids import check_name
 from roq.runtime.observe import logger
 from roq.shuffle import events
 from roq.shuffle.plan import ShufflePlan
+from roq.shuffle.ranges import Placement
 from roq.shuffle.record import FollowerHosts, ShuffleRecord, Stage
 from roq.shuffle.sampling import is_sound
 from roq.wire import gcm as wire
@@ -165,7 +166,7 @@ class ShuffleLeader:
             raise ShuffleNotFound(f"shuffle {request.name!r} was created and removed again")
         if id in self._unreadable:
             raise ShuffleConflict(f"shuffle {request.name!r} is recorded as {id}, which this GCM can't read")
-        record = ShuffleRecord(request.name, id, request.spec, now, request.transaction)
+        record = ShuffleRecord(request.name, id, request.spec, now, request.transaction, placement=Placement.RING)
         store = ShuffleStore(self._term, id)
         await store.create(record)
         return self._drive(record, store)

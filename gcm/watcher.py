@@ -36,7 +36,6 @@ ADMITTED_AT_ONCE = 16  # hosts that were never seen: others' requests are not to
 WAKE_SECONDS = 0.05  # from what may concern anybody who waits to a look by all of them: many reports are one look
 
 T = TypeVar("T", bound=msgspec.Struct)
-V = TypeVar("V")
 log = logger(__name__)
 
 

@@ -37,9 +37,7 @@ log = logger(__name__)
 FORK_SERVER_START_SECONDS = 60.0  # imports, on a machine that has no time; nothing but new processes waits for them
 FORK_SERVER_SILENT_SECONDS = 10.0  # with orders under way; then it hangs and is killed
 FORK_SERVER_STOP_SECONDS = 2.0
-CODE_WAIT_SECONDS = (
-    2.0  # from an end that was seen to the fork server's telling the exit code; it tells at once, unless it hangs
-)
+CODE_WAIT_SECONDS = 2.0  # for the fork server to tell the exit code of whose end was seen: at once, unless it hangs
 STARTS_AT_ONCE = 32  # forks that are not ready yet: hundreds at once would only make each other late
 START_SETTLED_SECONDS = 2.0  # a start that is not ready by then no longer counts as under way
 READY_BYTES_MAX = 4096
@@ -249,6 +247,8 @@ class Children:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             descriptor = None
+        if pid in self._processes:  # somebody else reaped that one, and its pid is given out again
+            self._ended(self._processes[pid], None)
         process = self._processes[pid] = _Process(name, pid, descriptor, log_path, forked)
         if descriptor is not None:
             self._loop.add_reader(descriptor, self._seen_dead, process)

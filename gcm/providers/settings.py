@@ -100,7 +100,7 @@ def _looked_up(config: FleetConfig, environment: Mapping[str, str]) -> dict[str,
             return text
         if text[1:] not in environment:
             raise InvalidConfiguration(f"the fleet's file names the environment variable {text}, which is not set")
-        return environment[text[1:]]
+        return environment[text[1:]].strip()  # a line's end would be refused with the whole header, key and all, in the reason
 
     found: dict[str, Any] = {}
     if config.cloud is not None:

@@ -33,7 +33,7 @@ from roq.errors import (
 )
 from roq.runtime.backoff import delays
 from roq.runtime.rpc import OnDisconnect, RpcClient
-from roq.runtime.security import enter_cluster, leave_cluster
+from roq.runtime.security import enter_cluster, leave_cluster, process_security
 from roq.wire import gcm as wire
 from roq.wire.assignment import from_json
 from roq.wire.tree_format import TreeFormat, read_format
@@ -111,6 +111,7 @@ class GcmClient:
         self._answered = False
         self._rpc: RpcClient | None = None
         self._rested_at = ""  # endpoint of the leader whose connection was closed as there was nothing to ask
+        self._remembered: RpcClient | None = None  # the connection that was made there: it may lead no more
         self._under_way, self._asked_at = 0, 0.0
         self._resting: asyncio.TimerHandle | None = None
         self._lock = asyncio.Lock()
@@ -142,17 +143,22 @@ class GcmClient:
             limit = deadline if self._answered else min(deadline, begun + self._zookeeper_seconds)
             left = limit - time.monotonic()
             rpc: RpcClient | None = None
+            remembered = False
             try:
                 rpc = await self._leader(min(left, LOOK_UP_SECONDS))
+                remembered = rpc is self._remembered
                 self._answered = True
                 return await rpc.request(body, expect, max(0.05, min(TRY_SECONDS, deadline - time.monotonic())))
             except NotLeader as error:
                 self._forget(rpc, error.leader)
                 failure: RoqError = error
-            except AccessDenied:
-                if rpc is not None and rpc.denied:
-                    self._forget(rpc, "")  # who leads when it is asked next may let us in
-                raise
+            except AccessDenied as error:
+                if rpc is None or not rpc.denied:
+                    raise
+                self._forget(rpc, "")  # who leads when it is asked next may let us in
+                if not remembered:
+                    raise
+                failure = error
             except (DeadlineExceeded, Unavailable, StaleEpoch, Closed) as error:
                 if self._closed:
                     raise
@@ -178,20 +184,23 @@ class GcmClient:
         async with self._lock:
             if self._rpc is None:
                 endpoint, self._rested_at = self._rested_at, ""
-                if not endpoint:
+                remembered = endpoint != ""
+                if not remembered:
                     leader = await read_leader(self.zookeeper, max(0.1, timeout_seconds))
                     endpoint = f"tcp://{leader.host}:{leader.port}"
                 self._rpc = RpcClient(endpoint, wire.Reply, on_disconnect=OnDisconnect.FAIL)
+                self._remembered = self._rpc if remembered else None
             return self._rpc
 
     def _rest(self) -> None:
-        """Nothing was asked lately: close the connection, and begin with the same leader when there is something."""
+        """Nothing was asked lately: close the connection, and begin with the same leader when there is something. Whose card is
+        over by now is let in nowhere, but may stay."""
         self._resting = None
-        left = self._asked_at + IDLE_SECONDS - time.monotonic()
+        left, security = self._asked_at + IDLE_SECONDS - time.monotonic(), process_security()
         if self._rpc is None or self._closed:
             return
-        if self._under_way or left > 0:
-            self._resting = asyncio.get_running_loop().call_later(max(left, 1.0), self._rest)
+        if self._under_way or left > 0 or (security is not None and security.is_over):
+            self._resting = asyncio.get_running_loop().call_later(left if left > 0 else IDLE_SECONDS, self._rest)
             return
         self._rested_at = self._rpc.endpoint
         self._rpc.close()

@@ -19,7 +19,7 @@ containers, TTLs, lasting watches; when a session is over (sessions.py); bytes (
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import NamedTuple
 
 from roq.coordinator.acl import AclList, Identity, Permission, identity, permits, settled, shown
@@ -83,6 +83,7 @@ SYSTEM, CONFIG = "/zookeeper", "/zookeeper/config"  # nodes every ZooKeeper has
 FIXED = frozenset({"/", SYSTEM, "/zookeeper/quota", CONFIG})  # never deleted
 NOBODY = frozenset[Identity]()
 IDENTITIES_MAX = 16  # that one connection may show
+MANY_BYTES_MAX = 24 * 1024 * 1024  # of one multiRead's reply
 NO_ZXID = -1  # of events that no transaction caused
 # Control characters, surrogates and private use as ZooKeeper sees them (in UTF-16), and parts that are empty, "." or "..".
 _ILLEGAL = re.compile(r"[\0-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]|//|/\.\.?(?:/|\Z)")
@@ -245,7 +246,7 @@ class Tree:
                 case Multi(ops):
                     return self._multi(session, ops, at, who)
                 case MultiRead(reads):
-                    return Outcome(Results(tuple(self._read_of_many(watcher, read, who) for read in reads)))
+                    return Outcome(self._read_many(watcher, reads, who))
                 case Close():
                     return self.end_session(session, at)
                 case SetWatches():
@@ -494,13 +495,22 @@ class Tree:
             case GetAcl():
                 return AclReply(shown(node.acl, who), node.stat())
 
-    def _read_of_many(self, watcher: int, read: GetData, who: Set[Identity]) -> DataReply | ErrorResponse:
-        try:
-            found = self._read(watcher, read, who)
-        except RequestRefused as refused:
-            return ErrorResponse(refused.code)
-        assert isinstance(found, DataReply)
-        return found
+    def _read_many(self, watcher: int, reads: Iterable[GetData], who: Set[Identity]) -> Results:
+        """A short request may ask for a long reply, so that is bounded."""
+        found: list[DataReply | ErrorResponse] = []
+        size = 0
+        for read in reads:
+            try:
+                one = self._read(watcher, read, who)
+            except RequestRefused as refused:
+                found.append(ErrorResponse(refused.code))
+                continue
+            assert isinstance(one, DataReply)
+            size += len(one.data or b"")
+            if size > MANY_BYTES_MAX:
+                raise RequestRefused(Code.BAD_ARGUMENTS)
+            found.append(one)
+        return Results(tuple(found))
 
     def _watch_again(self, watcher: int, request: SetWatches) -> Iterator[Firing]:
         """Tell what happened since, and wait for the rest."""

@@ -21,6 +21,7 @@ import msgspec
 
 from roq.coordination.locate import GcmClient
 from roq.errors import CallError, CardRevoked, Closed, NotReady, ProducerFenced, ProofRefused, QueueStopped, RoqError
+from roq.pubsub.outage import may_pass
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
 from roq.runtime.rpc import RpcClient
@@ -183,6 +184,8 @@ class ClientMembership:
             try:
                 self.identity = await other_proof(refused)
             except (CallError, ProducerFenced) as error:
+                if may_pass(error):
+                    raise
                 self._end(error)
                 return
 

@@ -14,6 +14,13 @@ WARN_SECONDS = 60.0  # between two warnings
 log = logger(__name__)
 
 
+def may_pass(error: RoqError) -> bool:
+    """Whether who was let in before and now meets this may be let in again, and so waits. Not only what is temporary by
+    itself: a server's clock may be wrong, a quota be used up, a right be given back. A revoked card is never."""
+    refused = isinstance(error, AccessDenied) and not isinstance(error, CardRevoked | ProofRefused)
+    return refused or isinstance(error, TemporaryError)
+
+
 class Outage:
     """what: what can't be done and is tried again. `failed()` at every failure warns once that lasts, then once a minute."""
 
@@ -21,12 +28,9 @@ class Outage:
         self._what, self._fields = what, fields
         self._since = self._last = self._warned = float("-inf")
 
-    def wait_out(self, error: RoqError, *, was_let_in: bool = True) -> None:
-        """`failed()`, if the next try may succeed; else raises the error. was_let_in: this was allowed before. Who is refused
-        it now waits, as members of a queue do: a leader's clock may be wrong, a right may be given back. A revoked card is
-        never."""
-        refused = isinstance(error, AccessDenied) and not isinstance(error, CardRevoked | ProofRefused)
-        if not (isinstance(error, TemporaryError) or (refused and was_let_in)):
+    def wait_out(self, error: RoqError) -> None:
+        """`failed()`, if it may pass; else raises the error."""
+        if not may_pass(error):
             raise error
         self.failed(error)
 

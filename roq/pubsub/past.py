@@ -31,6 +31,7 @@ from typing import Any, Protocol, TypeVar
 
 from roq.coordination.locate import GcmClient
 from roq.errors import (
+    AccessDenied,
     CallError,
     DataLost,
     DeadlineExceeded,
@@ -42,6 +43,7 @@ from roq.errors import (
 from roq.pubsub.handover import Handover
 from roq.pubsub.inbox import EXPIRED
 from roq.pubsub.order import HELD_FRAME_BYTES, FrameEvent, Origin
+from roq.pubsub.outage import may_pass
 from roq.pubsub.start import Follow, Start
 from roq.pubsub.subscription import TopicFilter
 from roq.pubsub.tape import ABANDONED_SECONDS, SKEW_MS, Tape
@@ -184,12 +186,12 @@ class Past:
         for wait in delays(0.05, 1.0):
             try:
                 await self._reader.join()
-            except CallError as error:
-                self._reader.fail(error)
             except RoqError as error:
-                log.warning("joining failed; retrying", extra={"fields": {"queue": self._queue, "reason": str(error)}})
-                await asyncio.sleep(wait)
-                continue
+                if not isinstance(error, CallError) or may_pass(error):
+                    log.warning("joining failed; retrying", extra={"fields": {"queue": self._queue, "reason": str(error)}})
+                    await asyncio.sleep(wait)
+                    continue
+                self._reader.fail(error)
             return
 
     def _expired(self, exchange: str) -> None:
@@ -240,7 +242,9 @@ class Past:
                 try:
                     await (self._keep_up() if self.keeps_up else self._step())
                 except RoqError as error:
-                    self.tapes.outage.wait_out(error, was_let_in=self.tapes.name != "" and self._follow is not Follow.NOTHING)
+                    if self._follow is Follow.NOTHING and isinstance(error, AccessDenied):
+                        raise  # it is not there to wait
+                    self.tapes.outage.wait_out(error)
                     await asyncio.sleep(REFRESH_SECONDS)
                     self.tapes.looked = 0.0
         except RoqError as error:

@@ -91,6 +91,11 @@ class Security:
         self._servers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
+    def is_over(self) -> bool:
+        """Its own card has expired: it stays connected where it is, and gets in nowhere else."""
+        return self._clock() > self.card.expires
+
+    @property
     def serves(self) -> bool:
         """Whether its holder has what servers need."""
         return bool(self._server_keys)

@@ -6,17 +6,18 @@ Rebalancing goes from an old table of ranges to a new one with as little data mo
 at least half of what the best assignment of identities keeps. As both tables are in key order, the best is known too, in one
 sweep: it is the lower bound that is reported beside what was moved.
 
-Placement is consistent hashing with several probes. Hosts have points on a ring, things have probes, and the hosts rank by the
-distance from any of a thing's probes to the next of their points. So each host gets its even share, a host that leaves gives
+Placement is consistent hashing with several probes. Hosts have points on a ring, ranges have probes, and the hosts rank by the
+distance from any of a range's probes to the next of their points. So each host gets its even share, a host that leaves gives
 away only what it held (to the others evenly), and a host that joins takes only its share (from the others evenly): as with
-rendezvous hashing, but a thing costs the same however many hosts there are. All hosts weigh the same. Not covered: where the
-bytes are (sampling.py), who sends what when (plan.py).
+rendezvous hashing, where every host gets a score for every range, but a range costs the same however many hosts there are. All
+hosts weigh the same. Not covered: where the bytes are (sampling.py), who sends what when (plan.py).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
+from enum import StrEnum
 from functools import lru_cache
 from hashlib import blake2b
 from struct import Struct
@@ -26,7 +27,7 @@ from roq.shuffle.sampling import Distribution
 from roq.wire.shuffle import RANGES_MAX, Interval, Position, Range
 
 HOLDERS_KEPT = 32_768  # as computed last: they are asked for again at each step
-RINGS_KEPT = 16  # of as many sets of hosts
+RINGS_KEPT = 4  # of as many sets of hosts; one of a thousand has 4 MB
 DIGEST = Struct(">8Q")  # eight places on the ring
 POINT_DIGESTS = 8  # of each host: 64 points. With the 8 probes of a thing shares are as even as if hosts were drawn for each
 RING = 1 << 64
@@ -205,24 +206,44 @@ def moves(old: Sequence[Range], new: Sequence[Range], pairs: Sequence[Overlap], 
     return Moves(tuple(found), size, min(size, placed + replicas * (total - most_kept(pairs))))
 
 
-def holders(shuffle: str, identity: int, hosts: Iterable[str], replicas: int) -> tuple[str, ...]:
+class Placement(StrEnum):
+    """How holders are found, for the whole life of a shuffle: another way would move all of it."""
+
+    SCORES = "scores"  # as until version 0.2
+    RING = "ring"
+
+
+def holders(
+    shuffle: str, identity: int, hosts: Iterable[str], replicas: int, placement: Placement = Placement.RING
+) -> tuple[str, ...]:
     """The hosts that hold the range with this identity, best first; fewer when there are fewer hosts."""
-    return _holders(f"range\0{shuffle}\0{identity}", frozenset(hosts), replicas)
+    return _holders(f"range\0{shuffle}\0{identity}", frozenset(hosts), replicas, placement)
 
 
 def buffer_of(shuffle: str, partition: int, attempt: str, hosts: Iterable[str]) -> str:
     """The host whose buffer role takes the attempt. Raises IndexError without hosts."""
-    return _nearest(f"attempt\0{shuffle}\0{partition}\0{attempt}", frozenset(hosts), 1)[0]
+    return _best(f"attempt\0{shuffle}\0{partition}\0{attempt}", hosts, 1)[0]
 
 
 def replica_order(reader: str, shuffle: str, number: int, hosts: Iterable[str]) -> tuple[str, ...]:
     """In which order a reader asks a range's holders: round robin over all readers, without state."""
-    return tuple(sorted(hosts, key=lambda host: _places(f"read\0{shuffle}\0{number}\0{reader}\0{host}")))
+    return _best(f"read\0{shuffle}\0{number}\0{reader}", hosts, None)
 
 
 @lru_cache(HOLDERS_KEPT)
-def _holders(thing: str, hosts: frozenset[str], replicas: int) -> tuple[str, ...]:
-    return _nearest(thing, hosts, replicas)
+def _holders(thing: str, hosts: frozenset[str], replicas: int, placement: Placement) -> tuple[str, ...]:
+    return _nearest(thing, hosts, replicas) if placement is Placement.RING else _best(thing, hosts, replicas)
+
+
+def _best(thing: str, hosts: Iterable[str], count: int | None) -> tuple[str, ...]:
+    base = blake2b(thing.encode(), digest_size=8)
+    scores = []
+    for host in hosts:
+        score = base.copy()
+        score.update(b"\0" + host.encode())
+        scores.append((score.digest(), host))
+    scores.sort(reverse=True)
+    return tuple(host for _, host in scores[:count])
 
 
 def _nearest(thing: str, hosts: frozenset[str], count: int) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from roq.errors import AttemptConflict, ShuffleSealed
 from roq.shuffle.ranges import (
     IntervalMove,
+    Placement,
     borders_of,
     even_borders,
     holders,
@@ -81,6 +82,7 @@ class ShuffleRecord(msgspec.Struct, frozen=True):
     moved_least: int = 0
     rebalanced: str = ""
     removal: str = ""
+    placement: Placement = Placement.SCORES  # of a record that says nothing, which an earlier version wrote
 
     @property
     def committed(self) -> dict[int, str]:
@@ -147,20 +149,24 @@ def check(record: ShuffleRecord) -> None:
 # --- tables --------------------------------------------------------------------------------------------------------------
 
 
-def with_holders(shuffle: str, table: Table, hosts: Collection[str], replicas: int) -> Table:
+def with_holders(record: ShuffleRecord, table: Table, hosts: Collection[str]) -> Table:
     """The same ranges, each at the hosts that its identity asks for."""
     hosts = frozenset(hosts)
-    return tuple(replace(each, holders=holders(shuffle, each.identity, hosts, replicas)) for each in table)
+    return tuple(replace(each, holders=_holders(record, each, hosts)) for each in table)
+
+
+def _holders(record: ShuffleRecord, each: Range, hosts: frozenset[str]) -> tuple[str, ...]:
+    return holders(record.id, each.identity, hosts, record.spec.replicas, record.placement)
 
 
 def refilled(record: ShuffleRecord, live: Collection[str], hosts: Collection[str]) -> Table:
     """The same ranges with their live holders, and hosts in place of lost ones. A range stays with lost ones if none lives of
     those who have all of it, which are the former ones while data moves: nobody else has it."""
-    shuffle, replicas, found, hosts = record.id, record.spec.replicas, [], frozenset(hosts)
+    replicas, found, hosts = record.spec.replicas, [], frozenset(hosts)
     for each, complete in zip(record.table, record.former or record.table, strict=True):
         kept = tuple(host for host in each.holders if host in live)
         lacks = max(0, replicas - len(kept))
-        ranked = holders(shuffle, each.identity, hosts, replicas) if lacks else ()
+        ranked = _holders(record, each, hosts) if lacks else ()
         filled = (*kept, *[host for host in ranked if host not in kept][:lacks])
         lives = any(host in live for host in complete.holders)
         found.append(replace(each, holders=filled) if lives else each)
@@ -200,10 +206,10 @@ def new_table(record: ShuffleRecord, samples: Iterable[RunSample], count: int, h
     """A new table from samples; identities are taken over from the present one. May take a second."""
     distribution = Distribution.of(thinned(samples))
     borders = even_borders(distribution, count)
-    parts, replicas = intervals(borders), record.spec.replicas
+    parts = intervals(borders)
     pairs = overlaps([each.interval for each in record.table], parts, distribution)
     named = identities(record.table, parts, pairs, record.fresh)
-    table = with_holders(record.id, table_of(borders, named), hosts, replicas)
+    table = with_holders(record, table_of(borders, named), hosts)
     least = moves(record.table, table, pairs).least if record.table else 0
     return NewTable(table, max(record.fresh, *(name + 1 for name in named)), least)
 
@@ -274,7 +280,7 @@ def remove(record: ShuffleRecord, transaction: str) -> ShuffleRecord:
 def one_range(record: ShuffleRecord, members: Collection[str]) -> ShuffleRecord:
     """Committed before anyone wanted a table: one range will do."""
     whole = (Range(0, record.fresh, Interval(None, None)),)
-    table = with_holders(record.id, whole, members, record.spec.replicas)
+    table = with_holders(record, whole, members)
     return replace(record, table=table, epoch=1, fresh=record.fresh + 1)
 
 
@@ -297,7 +303,7 @@ def complete(record: ShuffleRecord, table: Table, members: Collection[str]) -> S
         count = cut_wanted(record, table, len(members))
     if count:
         return replace(done, stage=Stage.CUTTING, cut=count, cuts=record.cuts + sealing)
-    placed = with_holders(record.id, table, members, record.spec.replicas)
+    placed = with_holders(record, table, members)
     if sealing and members and not same_places(placed, table):
         return _moving(done, placed, least_between(table, placed))
     return replace(done, state=ShuffleState.SEALED, stage=Stage.KEEPING)
@@ -320,7 +326,7 @@ def follow_hosts(record: ShuffleRecord, hosts: FollowerHosts) -> ShuffleRecord:
             return record
         stage = Stage.CHECKING if record.stage is Stage.CHECKING else Stage.MOVING
         return replace(_moving(record, table, 0), stage=stage)
-    table = with_holders(record.id, record.table, hosts.members, record.spec.replicas)
+    table = with_holders(record, record.table, hosts.members)
     if same_places(table, record.table):
         return record
     return _moving(record, table, record.least if record.former else least_between(record.table, table))

@@ -91,7 +91,7 @@ async def test_many_nodes_are_read_at_once(chroot: str, sessions: Connect) -> No
 
 
 async def test_large_nodes_are_read_together(chroot: str, sessions: Connect) -> None:
-    session = await sessions(chroot)
+    session = await sessions(chroot, session_seconds=10)
     names = [f"large-{number}" for number in range(READ_TOGETHER)]
     await session.ensure_path("")
     for name in names:

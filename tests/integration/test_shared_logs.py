@@ -28,7 +28,7 @@ from roq.errors import (
     RoqError,
     StorageFailed,
 )
-from roq.log.contract import SharedLog
+from roq.log.contract import LogEntry, SharedLog
 from roq.log.jetstream import JetStreamLog
 from roq.log.local.shared_log import FolderLog
 from roq.log.memory import MemoryLog
@@ -90,12 +90,17 @@ def own_server(request: pytest.FixtureRequest) -> Iterator[LogServer]:
     server.close()
 
 
-def read_all(log: SharedLog, after: int = 0, bytes_max: int = 1 << 20) -> list[tuple[int, bytes]]:
-    """Everything behind a position, in as many reads as it takes."""
-    found: list[tuple[int, bytes]] = []
-    while entries := log.read(found[-1][0] if found else after, bytes_max):
-        found += [(entry.position, entry.data) for entry in entries]
+def entries_of(log: SharedLog, after: int = 0, bytes_max: int = 1 << 20) -> list[LogEntry]:
+    """Everything behind a position, in as many reads as it takes: one may give less than there is."""
+    found: list[LogEntry] = []
+    while entries := log.read(found[-1].position if found else after, bytes_max):
+        found += entries
     return found
+
+
+def read_all(log: SharedLog, after: int = 0, bytes_max: int = 1 << 20) -> list[tuple[int, bytes]]:
+    """The same without times."""
+    return [(entry.position, entry.data) for entry in entries_of(log, after, bytes_max)]
 
 
 # --- entries --------------------------------------------------------------------------------------------------------------
@@ -157,7 +162,7 @@ def test_entries_have_the_log_s_time(openings: Openings) -> None:
     time.sleep(0.3)
     position = other.append(b"b")
     log.append(b"c")
-    first, second, third = log.read(0)
+    first, second, third = entries_of(log)
     assert abs(first.time / 1000 - before) < 2, "these servers run on this machine"
     assert 280 <= second.time - first.time <= 10_000
     assert second.position == position
@@ -246,13 +251,13 @@ def test_a_snapshot_stands_for_the_entries_before_it(openings: Openings) -> None
 def test_who_is_behind_the_snapshot_is_told(openings: Openings) -> None:
     log, other = openings(), openings()
     positions = [log.append(b"x") for _ in range(10)]
-    assert len(other.read(0)) == 10
+    assert len(entries_of(other)) == 10
     log.snapshot(positions[7], b"data")
     for one in (log, other, openings()):
         for after in (0, positions[6]):
             with pytest.raises(LogTrimmed):
                 one.read(after)
-        assert len(one.read(positions[7])) == 2
+        assert len(entries_of(one, positions[7])) == 2
 
 
 def test_a_log_that_ends_too_early_is_told(openings: Openings) -> None:

@@ -16,7 +16,7 @@ from roq.coordination.link import Op
 from roq.coordination.session import Session
 from roq.errors import CallError, NotLeader
 from roq.runtime.observe import Counters
-from roq.shuffle.ranges import table_of
+from roq.shuffle.ranges import Placement, table_of
 from roq.shuffle.record import ShuffleRecord, Stage, with_holders
 from roq.wire.shuffle import RANGES_MAX, Position, Receipt, ShuffleState, Spec
 
@@ -38,12 +38,12 @@ async def term_of(session: Session) -> LeaderTerm:
 def large() -> ShuffleRecord:
     """10,000 ranges with long keys, 20,000 winners."""
     borders = [Position(number.to_bytes(100, "big"), number, 0, number) for number in range(1, RANGES_MAX)]
-    table = with_holders("id", table_of(borders), [f"host{number}" for number in range(20)], 3)
     receipts = tuple(Receipt(number, f"attempt-{number:020}", 1, 10, 1) for number in range(20_000))
     spec = Spec(("k",), b"schema" * 1000, 3, RANGES_MAX)
-    return ShuffleRecord(
-        "big", "id", spec, 1.5, "t", ShuffleState.SEALING, Stage.CHECKING, 1, table, (), receipts, RANGES_MAX + 1
-    )
+    of = ShuffleState.SEALING, Stage.CHECKING, 1
+    record = ShuffleRecord("big", "id", spec, 1.5, "t", *of, (), (), receipts, RANGES_MAX + 1, placement=Placement.RING)
+    table = with_holders(record, table_of(borders), [f"host{number}" for number in range(20)])
+    return msgspec.structs.replace(record, table=table)
 
 
 async def test_a_large_record_is_read_as_it_was_written(session: Session) -> None:

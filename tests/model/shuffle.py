@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import Any
 
+from msgspec.structs import replace
+
 from roq.shuffle.events import (
     Answered,
     Ask,
@@ -31,7 +33,7 @@ from roq.shuffle.events import (
     Wake,
     WriteRecord,
 )
-from roq.shuffle.ranges import table_of
+from roq.shuffle.ranges import Placement, table_of
 from roq.shuffle.record import ShuffleRecord, Stage, new_table, with_holders
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Receipt, RunSample, ShuffleState, Spec
@@ -69,8 +71,9 @@ class Model:
         limits = self.limits
         borders = [position((WINNER, row)) for row in limits.borders]
         spec = Spec(("k",), b"", limits.replicas)
-        table = with_holders("s", table_of(borders), limits.hosts, limits.replicas)
-        record = ShuffleRecord("s", "s", spec, 0.0, "t", table=table, epoch=1, fresh=len(table) + 1)
+        record = ShuffleRecord("s", "s", spec, 0.0, "t", epoch=1, placement=Placement.RING)
+        table = with_holders(record, table_of(borders), limits.hosts)
+        record = replace(record, table=table, fresh=len(table) + 1)
         data: dict[str, frozenset[Row]] = {host: frozenset() for host in limits.hosts}
         for each in table:
             for host in each.holders:

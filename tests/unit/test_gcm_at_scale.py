@@ -25,7 +25,7 @@ from roq.coordination import paths
 from roq.coordination.link import Create, Node, SetData
 from roq.errors import HostFull, NoHosts
 from roq.runtime.run import Tasks
-from roq.shuffle.ranges import holders, table_of
+from roq.shuffle.ranges import Placement, holders, table_of
 from roq.shuffle.record import ShuffleRecord, refilled, with_holders
 from roq.wire.assignment import STORES, to_json
 from roq.wire.gcm import CreateQueue
@@ -181,8 +181,8 @@ async def test_a_report_wakes_whom_it_concerns_and_soon_everybody_once() -> None
 def test_lost_holders_are_replaced_by_those_that_rank_next() -> None:
     hosts = frozenset(f"h{number}" for number in range(9))
     table = table_of([Position(bytes([number]), 0, 0, 0) for number in range(1, 20)])
-    record = ShuffleRecord("s", "id", Spec(("k",), b"", replicas=3), 0.0, "t", epoch=1)
-    record = msgspec.structs.replace(record, table=with_holders("id", table, hosts, 3))
+    record = ShuffleRecord("s", "id", Spec(("k",), b"", replicas=3), 0.0, "t", epoch=1, placement=Placement.RING)
+    record = msgspec.structs.replace(record, table=with_holders(record, table, hosts))
     live = hosts - {"h1", "h4"}
     for before, after in zip(record.table, refilled(record, live, live), strict=True):
         kept = [host for host in before.holders if host in live]

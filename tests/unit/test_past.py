@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from roq.coordination.locate import GcmClient
-from roq.errors import InvalidConfiguration, Unavailable
+from roq.errors import AccessDenied, InvalidConfiguration, RoqError, Unavailable
 from roq.log.replicated.metadata import LogMeta, SegmentState
 from roq.pubsub import outage
 from roq.pubsub.inbox import Reached
@@ -324,8 +324,9 @@ async def test_a_time_begins_with_the_first_entry_that_is_late_enough(
     assert tape.done == begins + 1
 
 
+@pytest.mark.parametrize("error", [Unavailable("no GCM leads"), AccessDenied("the card begins in 9 s: is the clock wrong?")])
 async def test_who_waits_for_a_leader_is_told_why(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: RoqError
 ) -> None:
     monkeypatch.setattr(outage, "QUIET_SECONDS", 0.0)
     caplog.set_level("INFO", outage.__name__)
@@ -333,13 +334,14 @@ async def test_who_waits_for_a_leader_is_told_why(
 
     async def ask(since: float | None = None) -> FoundTapes:
         asked.set()
-        raise Unavailable("no GCM leads")
+        raise error
 
     scene.past.tapes.ask = ask  # type: ignore[method-assign]
     scene.past._start_task(scene.past._run())
     await asyncio.wait_for(asked.wait(), 5.0)
     (warned,) = (record for record in caplog.records if record.levelname == "WARNING")
-    assert vars(warned)["fields"] == {"queue": "q", "reason": "no GCM leads"}
+    assert vars(warned)["fields"] == {"queue": "q", "reason": str(error)}
+    assert scene.subscriber._failure is None
 
 
 async def test_what_follows_is_said_in_one_of_three_ways() -> None:

@@ -274,7 +274,7 @@ def written(path: Path, text: str, mode: int = 0o600) -> Path:
 
 def test_the_file_of_a_program(tmp_path: Path) -> None:
     text = 'provider = "command"\n[command]\nprogram = ["/bin/p", "-v"]\nenvironment = { TOKEN = "$SECRET", ZONE = "a" }\n'
-    config = load_fleet(written(tmp_path / "fleet.toml", text), {"SECRET": "s3cret"})
+    config = load_fleet(written(tmp_path / "fleet.toml", text), {"SECRET": "s3cret\n"})
     assert config.command is not None
     assert config.command.environment == {"TOKEN": "s3cret", "ZONE": "a"}
     assert isinstance(provider_of(config, "127.0.0.1"), CommandProvider)

@@ -233,7 +233,8 @@ async def drive(books: ShuffleBooks, address: str, label: str, random: Random, s
         for job in books.jobs:
             if job.removing:
                 return _remove(books, shuffles, job)
-            if job.read >= READS and not books.ending:
+            lost = job.sealed and books.put_aside(job.id)  # it will never be read to the end
+            if (job.read >= READS or lost) and not books.ending:
                 job.removing = True
                 return True
         living = books.living()

@@ -10,9 +10,12 @@ from collections.abc import Callable
 
 import pytest
 
+from roq.coordination.session import READ_TOGETHER
 from roq.coordinator.changes import decode_transaction
-from roq.coordinator.tree import Tree
+from roq.coordinator.connection import UNREAD_BYTES_MAX
+from roq.coordinator.tree import MANY_BYTES_MAX, Tree
 from roq.errors import StorageFailed
+from roq.wire.jute import FRAME_BYTES_MAX
 from roq.wire.zookeeper import (
     OPEN_ACL,
     READ_ACL,
@@ -291,6 +294,15 @@ def test_many_are_read_at_once_and_one_that_is_missing_hides_none(driven: Driven
     assert missing == ErrorResponse(Code.NO_NODE)
     assert driven.ask(MultiRead(())) == Results(())
     assert driven.tree.zxid == before
+
+
+def test_a_short_request_for_a_long_reply_is_refused(driven: Driven) -> None:
+    assert READ_TOGETHER * FRAME_BYTES_MAX < MANY_BYTES_MAX < UNREAD_BYTES_MAX, "what RoQ asks for is sent"
+    driven.ask(create("/a", bytes(1_000_000)))
+    as_many_as_fit = MANY_BYTES_MAX // 1_000_000
+    found = driven.ask(MultiRead((GetData("/a", False),) * as_many_as_fit))
+    assert isinstance(found, Results)
+    assert driven.ask(MultiRead((GetData("/a", False),) * (as_many_as_fit + 1))) == ErrorResponse(Code.BAD_ARGUMENTS)
 
 
 # --- watches ----------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from roq.shuffle.events import (
     WriteRecord,
 )
 from roq.shuffle.plan import GATHER_SECONDS, STAGES, ShufflePlan
+from roq.shuffle.ranges import Placement
 from roq.shuffle.record import FollowerHosts, ShuffleRecord, Stage, new_table
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Interval, Receipt, RunSample, ShuffleState, Spec
@@ -41,7 +42,8 @@ class Leader:
     """A machine whose records are written at once. answers: what followers say, by kind of request; the rest stays asked."""
 
     def __init__(self, ranges: int = 4, replicas: int = 2) -> None:
-        self.plan = ShufflePlan(ShuffleRecord("s", "id", Spec(("k",), b"s", replicas, ranges), 0.0, "t"), 1)
+        spec = Spec(("k",), b"s", replicas, ranges)
+        self.plan = ShufflePlan(ShuffleRecord("s", "id", spec, 0.0, "t", placement=Placement.RING), 1)
         self.now = 0.0
         self.asked: list[Ask] = []
         self.told: list[Instruction] = []  # what is neither written nor asked nor worked out

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from roq.errors import AttemptNotFound, NotReady
 from roq.shuffle.events import Answered, Ask, AttemptReported, Commit, Rebalance, Refuse, Remove, Touched, Wake
 from roq.shuffle.plan import ABANDONED, GATHER_SECONDS, KEEP_SECONDS, PATIENCE_SECONDS, RETRY_SECONDS, ShufflePlan
-from roq.shuffle.record import FollowerHosts, ShuffleRecord, Stage
+from roq.shuffle.ranges import Placement, table_of
+from roq.shuffle.record import FollowerHosts, ShuffleRecord, Stage, follow_hosts, with_holders
 from roq.wire import shuffle as wire
-from roq.wire.shuffle import ShuffleState, Spec
+from roq.wire.shuffle import Position, ShuffleState, Spec
 from tests.unit.shuffle.test_shuffle_plan import GOOD, HOSTS, Leader, sample
 
 EARLY = 0.001  # seconds: as some loops' timers are
@@ -29,6 +31,20 @@ def asked(one: Leader, kind: type[wire.Request]) -> set[str]:
 
 def wakes(one: Leader) -> list[float]:
     return [each.seconds for each in one.told if isinstance(each, Wake)]
+
+
+def test_a_shuffle_of_an_earlier_version_stays_where_it_is() -> None:
+    """What it wrote says nothing of its placement. A leader that looked at it in its own way would move nearly all."""
+    hosts = frozenset(f"host{number}" for number in range(10))
+    made = ShuffleRecord("s", "id", Spec(("k",), b"s", 2, 0), 0.0, "t", ShuffleState.SEALED, Stage.NONE, 1)
+    borders = [Position(bytes([number]), 0, 0, 0) for number in range(1, 100)]
+    made = msgspec.structs.replace(made, table=with_holders(made, table_of(borders), hosts))
+    written = {key: value for key, value in msgspec.to_builtins(made).items() if key != "placement"}
+    read = msgspec.convert(written, ShuffleRecord)
+    assert read == made
+    assert follow_hosts(read, FollowerHosts(hosts, hosts)) is read
+    anew = follow_hosts(msgspec.structs.replace(read, placement=Placement.RING), FollowerHosts(hosts, hosts))
+    assert anew.stage is Stage.MOVING
 
 
 # --- who joins --------------------------------------------------------------------------------------------------------

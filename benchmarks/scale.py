@@ -4,9 +4,10 @@
 
 exchanges   a queue with 1, 2 and 3 Exchanges, each on a host of its own, a pair of a publisher and a subscriber for each,
             overflow "block", so that nobody is faster than its Exchange; messages of 10 KB
-shards      a work queue of 1, 2 and 3 shards on as many hosts, each with a store of its own, two producers and two workers for
-            each; tasks of 100 bytes
-stores      a work queue with payloads of 128 KiB, which go straight to a store, on 1, 2 and 3 hosts; clients as with shards
+shards      a work queue of 1, 2 and 3 shards on as many hosts, each with a store of its own, four producers and four workers
+            for each, tasks of 100 bytes one at a time
+stores      a work queue with payloads of 128 KiB, which go straight to a store, on 1, 2 and 3 hosts; two producers and two
+            workers for each
 
 Work queues keep one copy here, so that a host more takes work from the others. Hosts are containers (Docker, root; `make image`
 first), publishers, subscribers, producers and workers run beside them without a limit. Rounds are interleaved, each run has a
@@ -42,7 +43,7 @@ GOAL = 0.85
 BLUE, GREY = "#1f618d", "#808080"
 MESSAGE_BYTES, PAYLOAD_BYTES = 10_000, 128 * 1024
 ATTEMPTS_MAX = 50
-CLIENTS = 2  # of each kind, for each shard or store
+SHARD_CLIENTS, CLIENTS = 4, 2  # of each kind, for each shard and for each store
 ONE_COPY = "write_quorum=1&ack_quorum=1"
 
 
@@ -83,7 +84,7 @@ async def _nobody() -> Pids:
 
 async def small_tasks(machines: DockerCluster, number: int, seconds: float) -> float:
     """By shards. The store of a log is drawn by hash, so queues are made until each shard has one of its own."""
-    load = TaskLoad(CLIENTS * number, seconds, options=ONE_COPY)
+    load = TaskLoad(SHARD_CLIENTS * number, seconds, batch=1, options=ONE_COPY)
     for attempt in range(ATTEMPTS_MAX):
         name = f"scale-{attempt}"
         await asyncio.to_thread(_try_queue, f"roq://{machines.zookeeper}/{name}?shards={number}&{ONE_COPY}")
@@ -124,7 +125,9 @@ PARTS = {
     "exchanges": Part(
         "Throughput by Exchanges, one on each host", f"messages of {MESSAGE_BYTES:,} bytes", lambda _: NUMBERS[-1], messages
     ),
-    "shards": Part("Throughput by shards of a work queue, one on each host", "tasks of 100 bytes", int, small_tasks),
+    "shards": Part(
+        "Throughput by shards of a work queue, one on each host", "tasks of 100 bytes, one at a time", int, small_tasks
+    ),
     "stores": Part("Throughput of a work queue by stores", f"payloads of {PAYLOAD_BYTES // 1024} KiB", int, large_tasks),
 }
 

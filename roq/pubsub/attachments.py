@@ -59,6 +59,15 @@ class Attachments:
         """Whether one to a life of this Exchange is."""
         return any(one.proved and one.exchange.id == exchange for one in self.by_token.values())
 
+    def attached(self) -> tuple[str, ...]:
+        """Tokens of those that are proved."""
+        return tuple(token for token, one in self.by_token.items() if one.proved)
+
+    def look_if_quiet(self) -> None:
+        """See Attachment."""
+        for attachment in self.by_token.values():
+            attachment.look_if_quiet()
+
     def proved(self) -> dict[str, bool]:
         """By Exchange's id."""
         return {one.exchange.id: one.proved for one in self.by_token.values()}

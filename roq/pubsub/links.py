@@ -125,6 +125,8 @@ class Attachment:
         self.frames: deque[bytes] = deque()
         self._looked_at = 0  # bytes that had come when `frames` was empty last
         self._shown_at = 0.0
+        self._pieces = self._pieces_seen = 0  # that have come, and when it was looked last
+        self._asked = False  # for a sign of life, since then
         self._on_readable = on_readable
         self._loop = asyncio.get_running_loop()
         self.link = SubscriberLink(exchange.back_endpoint(), sorted(prefixes), self._came, max_frame_bytes)
@@ -136,6 +138,7 @@ class Attachment:
         return self.exchange.id, time.time_ns() // 1_000_000
 
     def _came(self, messages: list[list[bytes]]) -> None:
+        self._pieces += 1
         self.frames.extend([parts[0] for parts in messages])
         if not self.looking:
             self._on_readable(self)
@@ -172,6 +175,15 @@ class Attachment:
         """Frames lie unread, so the Exchange's PINGs do too: it hears from us that we live."""
         if now - self._shown_at >= LIFE_SECONDS:
             self._shown_at = now
+            self.link.show_life()
+
+    def look_if_quiet(self) -> None:
+        """Once a second. Nothing came since, where something had come before: a connection that broke on the way is known to
+        who sends, and only silent to who reads. What is sent on it has the other end say so."""
+        if self._pieces != self._pieces_seen:
+            self._pieces_seen, self._asked = self._pieces, False
+        elif not self._asked:
+            self._asked = True
             self.link.show_life()
 
     def close(self) -> None:

@@ -447,11 +447,11 @@ class Subscriber(Inbox):
         self.put_marks()
         for attachment in self._unread if self._standing.overflow is Overflow.BLOCK else ():
             attachment.show_life(now)
+        self._exchanges.look_if_quiet()
         if self._standing.is_too_slow(self.taken, self._buffered >= BUFFER_BYTES, now) and self._failure is None:
             self.fail(SlowSubscriber(f"no message was taken for {SLOW_SECONDS:g} s while others waited"))
-        attached = tuple(token for token, one in self._attachments.items() if one.proved)
         numbers = (self.messages, self.bytes, self.lost, self.duplicated, *self._latencies.all(time.time_ns()))
-        return wire.SubscriberReport(self.id, self._exchanges.version, attached, *numbers, now)
+        return wire.SubscriberReport(self.id, self._exchanges.version, self._exchanges.attached(), *numbers, now)
 
     def _keep_bounds(self, now: float) -> None:
         """Of time and memory. What has come while the loop was busy is looked at before somebody goes on without it."""

@@ -24,13 +24,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from roq.errors import AccessDenied, FrameError
+from roq.pubsub.exchange.absent import AbsentSubscribers
 from roq.pubsub.exchange.dropped import DroppedTopics
 from roq.pubsub.exchange.publish_quota import PublishQuotas
 from roq.pubsub.exchange.recorder import Recorder
-from roq.pubsub.exchange.runs import FrameRun, FrameRuns
+from roq.pubsub.exchange.runs import ForwardedTotals, FrameRun, FrameRuns
 from roq.runtime.audit import turned_away
 from roq.runtime.connections import BudgetedPeer, Server
 from roq.runtime.links import SubscribedPeer, Subscriptions
@@ -70,15 +70,6 @@ def queue_bytes(settings: QueueSettings) -> int:
     return max(DROP_BYTES_QUEUED, 2 * settings.max_frame_bytes)
 
 
-class ForwardedTotals(NamedTuple):
-    """Totals since the start: frames and bytes in from publishers, out to subscribers."""
-
-    frames_in: int = 0
-    bytes_in: int = 0
-    frames_out: int = 0
-    bytes_out: int = 0
-
-
 class Forwarder:
     """Bound on both sides when made; raises PortTaken. token: names this life of the Exchange. queue: whose rights count."""
 
@@ -102,7 +93,7 @@ class Forwarder:
         self.recorder: Recorder | None = None  # while the queue is recorded
         self.queue, self._token, self._tape_full = queue, token, False
         self.fences = dict[int, int]()  # publishers whose paths up to this one are refused; fenced last comes last
-        self._told_of_tape = dict[SubscriberPeer, None]()
+        self._told_of_tape, self.absent = dict[SubscriberPeer, None](), AbsentSubscribers()
         self.attached = zmtp.frame(frames.encode_control(FrameKind.ATTACHED, 0, 0, 0, token, time.time_ns()))
         self._frames_in = self._bytes_in = self._frames_out = self._bytes_out = 0
         self._full, self._turns = dict[SubscriberPeer, None](), dict[PublisherPeer, None]()  # who was read last comes last
@@ -327,12 +318,16 @@ class PublisherPeer(BudgetedPeer):
         self._program = self.card if self.card is not None and self.card.role is CardRole.CLIENT else None
         forwarder, on_sender = self._forwarder, None if self._program is None else self._check_sender
         self._runs = FrameRuns(forwarder.subscriptions.route, forwarder.frame_bytes_max, self._control, on_sender)
-        self.transport.write(self._forwarder.greeting)
+        forwarder.absent.when_back(self._welcome)
         for reason in self._forwarder.holds():
             self.hold(reason)
         if any(len(parts) != 1 for parts in messages):
             raise FrameError("a message of more than one part")
         return b"".join((*(zmtp.frame(parts[0]) for parts in messages), self.parser.rest()))
+
+    def _welcome(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(self._forwarder.greeting)
 
     def _control(self, body: bytes) -> None:
         kind = body[2] if len(body) > 2 else 0
@@ -416,6 +411,7 @@ class SubscriberPeer(SubscribedPeer):
         self._full = False
         self.dropped: DroppedTopics | None = None  # of one that is told of the tape
         self._taped = b""  # what it is to be told of it once it has room
+        self._attached_at = ""  # its address, once it was told that it is attached
         self._seen = (0, 0, 0)  # what was heard, what waited, for how many looks neither changed
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -428,11 +424,15 @@ class SubscriberPeer(SubscribedPeer):
         """For the loop."""
         super().connection_lost(error)
         self._forwarder.forget(self)
+        if error is not None and self._attached_at:
+            self._forwarder.absent.broke(self._attached_at)
 
     def subscribed(self, prefix: bytes) -> None:
         """That is active now, and so is what came before."""
         if prefix.startswith(CONTROL_PREFIX) and frames.control_prefix(FrameKind.ATTACHED).startswith(prefix):
+            self._attached_at = self.peer_address.rpartition(":")[0]
             self.transport.write(self._forwarder.attached)
+            self._forwarder.absent.came(self._attached_at)
         elif prefix == TAPED_PREFIX:
             self._forwarder.ask_tape(self)
 

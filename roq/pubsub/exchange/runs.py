@@ -33,6 +33,15 @@ class FrameRun(NamedTuple, Generic[R]):
     size: int
 
 
+class ForwardedTotals(NamedTuple):
+    """Totals since the start: frames and bytes in from publishers, out to subscribers."""
+
+    frames_in: int = 0
+    bytes_in: int = 0
+    frames_out: int = 0
+    bytes_out: int = 0
+
+
 class FrameRuns(Generic[R]):
     """One publisher's. route(key): who gets what has this key; the same object for the same peers. frame_bytes_max: a frame
     without its ZMTP header. on_control(body): for each control frame as it comes, to be answered once the runs are sent.

@@ -164,6 +164,21 @@ class SimulatedCluster:
                 self._step_clock(fault)
             case FaultKind.LEAVE_HOST:
                 self._leave(fault)
+            case FaultKind.REJECT_CLIENTS:
+                self._reject(fault)
+
+    def _reject(self, fault: Fault) -> None:
+        host = _one(self.hosts, fault.choice)
+        ways = [way for one in self.clients for way in ((host.address, one.address), (one.address, host.address))]
+        self.told(f"{host.name} and all clients reset each other's connections for {fault.seconds:.2f} s")
+        for way in ways:
+            self.network.reject(*way)
+
+        def heal() -> None:
+            for way in ways:
+                self.network.accept(*way)
+
+        self._later(fault.seconds, heal)
 
     def _leave(self, fault: Fault) -> None:
         """For some seconds, then it is taken back, however far that is. Refused where the others could not take it."""

@@ -46,6 +46,7 @@ class FaultKind(StrEnum):
     REBALANCE = "a shuffle is cut anew"
     SWITCH_RECORDING = "recording is switched off, and on again"
     LEAVE_HOST = "a host is drained, or evacuated, and taken back"  # in no plan of a seed; see `plan_leaving`
+    REJECT_CLIENTS = "a host and all clients answer each other with resets"  # in no plan; see test_resets.py
     LEAP_CLOCK = "a host's clock is a day ahead"  # in no plan: more than what is promised of moves
 
 
@@ -158,7 +159,8 @@ GENTLE = {
     FaultKind.REMOVE_EXCHANGE,
     FaultKind.LEAVE_HOST,
 }
-LOSSLESS = GENTLE | {FaultKind.KILL_CHILD, FaultKind.KILL_HCM}  # no message may be lost for these: what was killed comes back
+# No message may be lost for these: what was killed comes back, and so do connections.
+LOSSLESS = GENTLE | {FaultKind.KILL_CHILD, FaultKind.KILL_HCM, FaultKind.REJECT_CLIENTS}
 LOSSLESS_RECORDED = LOSSLESS | {
     FaultKind.KILL_CLIENT,
     FaultKind.DISK_ERROR,

@@ -2,7 +2,8 @@
 
 A machine is an IP address. What is sent arrives after a random delay; while the way is cut (one or both) it waits, and comes
 when the way is free again, as TCP's repeats would bring it. A killed process's connections end with what had left by then (a
-random part of what was on its way); a machine without power says nothing, until it is back and answers with a reset.
+random part of what was on its way); a machine without power says nothing, until it is back and answers with a reset. While a
+way rejects what is sent, who sends is told, and who only reads is not.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
@@ -25,13 +26,15 @@ WRITE_BUFFER_BYTES = 64 * 1024  # unless a transport is told another limit
 
 
 class End:
-    """One end of a connection. on_item(item) for what arrives, on_closed() once when the other end is gone."""
+    """One end of a connection. on_item(item) for what arrives, on_closed() once when the other end is gone, on_reset() if what
+    was sent to it was rejected."""
 
     def __init__(self, network: Network, process: Process, address: str) -> None:
         self._network, self.process, self.address = network, process, address
         self.peer: End
         self.on_item: Callable[[Any], None] = lambda item: None
         self.on_closed: Callable[[], None] = lambda: None
+        self.on_reset: Callable[[], None] | None = None
         self.closed = self._told = self.lost_power = False
         self.way: deque[tuple[float, Any]] = deque()  # to us: when it may arrive at the earliest, and what
         self.patience_seconds: float | None = None  # a way that is cut for longer is a connection that ended
@@ -41,6 +44,10 @@ class End:
     def send(self, item: Any) -> None:
         """It arrives behind what was sent before, unless the connection ends first."""
         if self.closed:
+            return
+        if self._network.rejects(self.address, self.peer.address):
+            if not isinstance(item, int):  # that something was read: the other end's kernel says so with what it sends
+                self._reset()
             return
         if not self.peer.closed:
             self.peer.coming(item)
@@ -101,6 +108,14 @@ class End:
             self.closed = True
             self._network.ends.pop(self, None)
             self.on_closed()
+
+    def _reset(self) -> None:
+        """What we sent was rejected. The other end does not know until it sends, or is quiet for too long."""
+        self.closed = self.lost_power = True
+        self._network.ends.pop(self, None)
+        self._network.loop.call_soon(self.on_reset or self.on_closed, context=self._context)
+        if not self.peer.closed and (patience := self.peer.patience_seconds) is not None:
+            self._network.loop.call_later(patience, self.peer.give_up, context=self._network.context)
 
     def give_up(self) -> None:
         """The other end has not been heard for too long. It learns of it when the way is free again."""
@@ -165,6 +180,7 @@ class Network:
         self.ends: dict[End, None] = {}
         self.blocked: list[End] = []
         self._cut: dict[tuple[str, str], tuple[int, float]] = {}  # from, to: how many faults cut this way, since when
+        self._rejecting = Counter[tuple[str, str]]()  # from, to: how many faults have this way answer with resets
         self.down: set[str] = set()  # machines without power
         self._slow: dict[str, float] = {}
         self.far: dict[str, float] = {}  # machine -> seconds that each way from or to it takes longer, always
@@ -205,6 +221,18 @@ class Network:
             return
         del self._cut[source, target]
         self._flow()
+
+    def rejects(self, source: str, target: str) -> bool:
+        """Whether what is sent there is answered with a reset."""
+        return self._rejecting[source, target] > 0
+
+    def reject(self, source: str, target: str) -> None:
+        """So it is from now on, until `accept` was called as often."""
+        self._rejecting[source, target] += 1
+
+    def accept(self, source: str, target: str) -> None:
+        """Undo one `reject`."""
+        self._rejecting[source, target] -= 1
 
     def _flow(self) -> None:
         blocked, self.blocked = self.blocked, []
@@ -260,7 +288,7 @@ class Network:
                     loop.call_soon(on_failed, context=context)
                 return
             listener = self.listeners.get((address, port))
-            if listener is None or listener.accept is None:
+            if listener is None or listener.accept is None or self.rejects(source, address) or self.rejects(address, source):
                 loop.call_soon(on_failed, context=context)
                 return
             ours, theirs = End(self, process, source), End(self, listener.process, address)
@@ -337,7 +365,7 @@ class Transport(asyncio.Transport):
         self._limits = WRITE_BUFFER_BYTES, WRITE_BUFFER_BYTES // 4
         self._full = False
         self._socket = _Socket(end)
-        end.on_item, end.on_closed = self._item, self._ended
+        end.on_item, end.on_closed, end.on_reset = self._item, self._ended, self._was_reset
 
     def begin(self) -> None:
         """The protocol is told."""
@@ -380,6 +408,9 @@ class Transport(asyncio.Transport):
 
     def _ended(self) -> None:
         self._lose(None)
+
+    def _was_reset(self) -> None:
+        self._lose(ConnectionResetError())
 
     def _lose(self, error: Exception | None) -> None:
         if not self._lost:

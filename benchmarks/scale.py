@@ -4,14 +4,14 @@
 
 exchanges   a queue with 1, 2 and 3 Exchanges, each on a host of its own, a pair of a publisher and a subscriber for each,
             overflow "block", so that nobody is faster than its Exchange; messages of 10 KB
-shards      a work queue of 1, 2 and 3 shards on as many hosts, each with a store of its own, four producers and four workers
-            for each, tasks of 100 bytes one at a time
+shards      a work queue of 1, 2 and 3 shards on as many hosts, each with a master and a store of its own, four producers and
+            four workers for each, tasks of 100 bytes one at a time
 stores      a work queue with payloads of 128 KiB, which go straight to a store, on 1, 2 and 3 hosts; two producers and two
             workers for each
 
-Work queues keep one copy here, so that a host more takes work from the others. Hosts are containers (Docker, root; `make image`
-first), publishers, subscribers, producers and workers run beside them without a limit. Rounds are interleaved, each run has a
-cluster of its own, medians count. Linear is what one host gave, times their number.
+Work queues keep one copy and have no standby here, so that a host more takes work from the others. Hosts are containers (Docker,
+root; `make image` first), publishers, subscribers, producers and workers run beside them without a limit. Rounds are interleaved,
+each run has a cluster of its own, medians count. Linear is what one host gave, times their number.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from benchmarks.shards import TaskLoad
 from roq import blocking
 from roq.client.cluster import Cluster
 from roq.coordination import paths
+from roq.coordination.locate import GcmClient
 from roq.coordination.session import Session
 from roq.log.replicated.metadata import LogMeta
 from roq.testing import DockerCluster
@@ -36,6 +37,7 @@ from roq.tools.bench.cpu import Pids
 from roq.tools.bench.harness import CLIENT_MODULE, IDLE_SECONDS, drive
 from roq.tools.bench.load import Load
 from roq.tools.charts import ChartLine, Panel, draw, numbers
+from roq.wire import gcm
 from roq.wire.assignment import from_json
 
 NUMBERS = (1, 2, 3)
@@ -44,7 +46,7 @@ BLUE, GREY = "#1f618d", "#808080"
 MESSAGE_BYTES, PAYLOAD_BYTES = 10_000, 128 * 1024
 ATTEMPTS_MAX = 50
 SHARD_CLIENTS, CLIENTS = 4, 2  # of each kind, for each shard and for each store
-ONE_COPY = "write_quorum=1&ack_quorum=1"
+ONE_COPY = "write_quorum=1&ack_quorum=1&standbys=0"
 
 
 class Part(NamedTuple):
@@ -83,12 +85,12 @@ async def _nobody() -> Pids:
 
 
 async def small_tasks(machines: DockerCluster, number: int, seconds: float) -> float:
-    """By shards. The store of a log is drawn by hash, so queues are made until each shard has one of its own."""
+    """By shards. A log's store is drawn by hash: queues are made until each shard has a master and a store of its own."""
     load = TaskLoad(SHARD_CLIENTS * number, seconds, batch=1, options=ONE_COPY)
     for attempt in range(ATTEMPTS_MAX):
         name = f"scale-{attempt}"
         await asyncio.to_thread(_try_queue, f"roq://{machines.zookeeper}/{name}?shards={number}&{ONE_COPY}")
-        if len(await _stores(machines.zookeeper)) == number:
+        if len(await _stores(machines.zookeeper)) == len(await _masters(machines.zookeeper, name)) == number:
             return (await asyncio.to_thread(shards.run, machines.zookeeper, number, load, name)).per_second
         async with machines.connect() as cluster:
             await cluster.remove_work_queue(name)
@@ -102,6 +104,16 @@ def _try_queue(address: str) -> None:
         while count:
             tasks = queue.lease(60.0, 100, 1.0)
             count -= len(tasks) - len(queue.ack_many(tasks))
+
+
+async def _masters(zookeeper: str, queue: str) -> set[str]:
+    """Where those of all shards are."""
+    client = GcmClient(zookeeper)
+    try:
+        info = await client.request(gcm.DescribeWorkQueue(queue), gcm.WorkQueueInfo)
+    finally:
+        client.close()
+    return {one.masters[0].host for one in (info, *info.shards)}
 
 
 async def _stores(zookeeper: str) -> set[str]:

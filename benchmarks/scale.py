@@ -9,9 +9,9 @@ shards      a work queue of 1, 2 and 3 shards on as many hosts, each with a mast
 stores      a work queue with payloads of 128 KiB, which go straight to a store, on 1, 2 and 3 hosts; two producers and two
             workers for each
 
-Work queues keep one copy and have no standby here, so that a host more takes work from the others. Hosts are containers (Docker,
-root; `make image` first), publishers, subscribers, producers and workers run beside them without a limit. Rounds are interleaved,
-each run has a cluster of its own, medians count. Linear is what one host gave, times their number.
+Work queues keep one copy and have no standby here, so that a host more takes work from the others. Hosts are containers
+(Docker, root; `make image` first), publishers, subscribers, producers and workers run beside them without a limit. Rounds are
+interleaved, each run has a cluster of its own, medians count. Linear is what one host gave, times their number.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ CLUSTER = {"gcms": 1, "hcms": 2}
 BROKEN_SECONDS = 0.7  # shorter than a session
 
 
-@pytest.mark.parametrize("monitor", ["host-1", "host-2"])
+@pytest.mark.parametrize("monitor", [pytest.param("host-1", marks=pytest.mark.quick), "host-2"])
 async def test_a_way_that_is_reset_for_a_moment_loses_nothing(
     machines: DockerCluster, client: roq.Cluster, monitor: str
 ) -> None:

@@ -63,10 +63,10 @@ class Attachments:
         """Tokens of those that are proved."""
         return tuple(token for token, one in self.by_token.items() if one.proved)
 
-    def look_if_quiet(self) -> None:
+    def look_if_quiet(self, now: float) -> None:
         """See Attachment."""
         for attachment in self.by_token.values():
-            attachment.look_if_quiet()
+            attachment.look_if_quiet(now)
 
     def proved(self) -> dict[str, bool]:
         """By Exchange's id."""

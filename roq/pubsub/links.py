@@ -18,6 +18,7 @@ from roq.wire.monitor import ExchangeAddress
 
 BACKLOG_BYTES = 512 * 1024  # frames that the transport did not take; above this `publish` waits or drops
 WELCOME_SECONDS = 5.0  # without a welcome by then the link counts as lost
+ASK_SECONDS, QUIET_SECONDS = 1.5, 60.0  # between two questions where it has become quiet, and until it is left at that
 LIFE_SECONDS = 3.0  # three signs of life within the 10 s after which an Exchange gives a full subscriber up
 
 
@@ -126,7 +127,7 @@ class Attachment:
         self._looked_at = 0  # bytes that had come when `frames` was empty last
         self._shown_at = 0.0
         self._pieces = self._pieces_seen = 0  # that have come, and when it was looked last
-        self._asked = False  # for a sign of life, since then
+        self._heard_at = self._asked_at = 0.0  # when that was another number last, and when the other end was asked
         self._on_readable = on_readable
         self._loop = asyncio.get_running_loop()
         self.link = SubscriberLink(exchange.back_endpoint(), sorted(prefixes), self._came, max_frame_bytes)
@@ -177,17 +178,18 @@ class Attachment:
             self._shown_at = now
             self.link.show_life()
 
-    def look_if_quiet(self) -> None:
-        """Once a second. Nothing came since, where something had come before: a connection that broke on the way is known to
-        who sends, and only silent to who reads. What is sent on it has the other end say so."""
+    def look_if_quiet(self, now: float) -> None:
+        """Once a second. Where nothing has come since, and something had within the last minute: a connection that broke on the
+        way is known to who sends, and only silent to who reads. What is sent on it has the other end say so."""
         if self._pieces != self._pieces_seen:
-            self._pieces_seen, self._asked = self._pieces, False
-        elif not self._asked:
-            self._asked = True
+            self._pieces_seen, self._heard_at = self._pieces, now
+        elif now - self._heard_at < QUIET_SECONDS and now - self._asked_at >= ASK_SECONDS:
+            self._asked_at = now
             self.link.show_life()
 
     def close(self) -> None:
         """Close the connection; frames not read are gone."""
         if not self.closed:
             self.closed = True
+            self.link.unsubscribe(CONTROL_PREFIX)  # so that nobody waits for us, if what still comes has this look like a break
             self.link.close()

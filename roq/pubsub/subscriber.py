@@ -447,7 +447,7 @@ class Subscriber(Inbox):
         self.put_marks()
         for attachment in self._unread if self._standing.overflow is Overflow.BLOCK else ():
             attachment.show_life(now)
-        self._exchanges.look_if_quiet()
+        self._exchanges.look_if_quiet(now)
         if self._standing.is_too_slow(self.taken, self._buffered >= BUFFER_BYTES, now) and self._failure is None:
             self.fail(SlowSubscriber(f"no message was taken for {SLOW_SECONDS:g} s while others waited"))
         numbers = (self.messages, self.bytes, self.lost, self.duplicated, *self._latencies.all(time.time_ns()))

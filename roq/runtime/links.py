@@ -51,6 +51,10 @@ class Subscriptions(Generic[P]):
         self._peers.setdefault(prefix, {})[peer] = None
         self._changed()
 
+    def of(self, peer: P) -> frozenset[bytes]:
+        """What it has subscribed to."""
+        return frozenset(self._prefixes.get(peer, ()))
+
     def remove(self, peer: P, prefix: bytes) -> None:
         """Nothing if it has none of that."""
         own = self._prefixes.get(peer, set())
@@ -190,6 +194,11 @@ class SubscriberLink(Client):
         self._prefixes = (*self._prefixes, prefix)
         if self.open:
             self.transport.write(zmtp.frame(b"\x01" + prefix))
+
+    def unsubscribe(self, prefix: bytes) -> None:
+        """From this."""
+        if self.open and not self.transport.is_closing():
+            self.transport.write(zmtp.frame(b"\x00" + prefix))
 
     def received(self, messages: list[list[bytes]]) -> None:
         """Hand over."""

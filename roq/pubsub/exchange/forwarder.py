@@ -238,6 +238,7 @@ class Forwarder:
 
     def is_gone(self, publisher: PublisherPeer) -> None:
         """Its connection ended."""
+        self.absent.left(publisher)
         self._turns.pop(publisher, None)
 
     def _look(self) -> None:
@@ -318,7 +319,7 @@ class PublisherPeer(BudgetedPeer):
         self._program = self.card if self.card is not None and self.card.role is CardRole.CLIENT else None
         forwarder, on_sender = self._forwarder, None if self._program is None else self._check_sender
         self._runs = FrameRuns(forwarder.subscriptions.route, forwarder.frame_bytes_max, self._control, on_sender)
-        forwarder.absent.when_back(self._welcome)
+        forwarder.absent.when_back(self, self._welcome)
         for reason in self._forwarder.holds():
             self.hold(reason)
         if any(len(parts) != 1 for parts in messages):
@@ -326,8 +327,7 @@ class PublisherPeer(BudgetedPeer):
         return b"".join((*(zmtp.frame(parts[0]) for parts in messages), self.parser.rest()))
 
     def _welcome(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.write(self._forwarder.greeting)
+        self.transport.write(self._forwarder.greeting)
 
     def _control(self, body: bytes) -> None:
         kind = body[2] if len(body) > 2 else 0
@@ -422,17 +422,17 @@ class SubscriberPeer(SubscribedPeer):
 
     def connection_lost(self, error: Exception | None) -> None:
         """For the loop."""
+        if error is not None:
+            self._forwarder.absent.broke(self._attached_at, self._forwarder.subscriptions.of(self))
         super().connection_lost(error)
         self._forwarder.forget(self)
-        if error is not None and self._attached_at:
-            self._forwarder.absent.broke(self._attached_at)
 
     def subscribed(self, prefix: bytes) -> None:
         """That is active now, and so is what came before."""
         if prefix.startswith(CONTROL_PREFIX) and frames.control_prefix(FrameKind.ATTACHED).startswith(prefix):
-            self._attached_at = self.peer_address.rpartition(":")[0]
+            self._attached_at = self.peer_address
             self.transport.write(self._forwarder.attached)
-            self._forwarder.absent.came(self._attached_at)
+            self._forwarder.absent.came(self._attached_at, self._forwarder.subscriptions.of(self))
         elif prefix == TAPED_PREFIX:
             self._forwarder.ask_tape(self)
 

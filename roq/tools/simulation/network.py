@@ -444,8 +444,8 @@ class Transport(asyncio.Transport):
         return max(0, self._unsent - KERNEL_BYTES)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """The socket."""
-        return self._socket if name == "socket" else default
+        """The socket, or where the other end is."""
+        return {"socket": self._socket, "peername": (self._end.peer.address, 0)}.get(name, default)
 
     def is_closing(self) -> bool:
         """Whether it is closed, or about to be."""

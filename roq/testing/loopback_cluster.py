@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from roq.errors import CallError, ProcessFailed
 from roq.testing.cluster import CLIENT, GCM, HCM, HostProcess, NotPossible, TestedCluster
+from roq.testing.freezing import freeze
 from roq.tools.local import leftovers
 from roq.tools.local.cluster import HCM_PORT, JAVA, LocalCluster
 
@@ -142,8 +143,7 @@ class LoopbackCluster(TestedCluster):
         """SIGSTOP of every process of a machine, ZooKeeper included."""
         pids = [self._cluster.zookeeper_pid] if name in self.zookeepers else [found.pid for found in self._owned(name)]
         self._paused[name] = pids
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
+        await asyncio.to_thread(freeze, *pids)
 
     async def unpause(self, name: str) -> None:
         """SIGCONT."""
@@ -168,7 +168,7 @@ class LoopbackCluster(TestedCluster):
     async def pause_process(self, name: str, process: str) -> int:
         """SIGSTOP."""
         pid = await self._pid(name, process)
-        os.kill(pid, signal.SIGSTOP)
+        await asyncio.to_thread(freeze, pid)
         return pid
 
     async def unpause_process(self, name: str, pid: int) -> None:

@@ -20,6 +20,7 @@ import psutil
 import psycopg
 import pytest
 
+from roq.testing.freezing import freeze
 from tests.harness.ports import free_port, own_address
 
 UP_SECONDS = 30.0
@@ -86,8 +87,7 @@ class LogServer:
         """It stands still."""
         assert self._process is not None
         family = [psutil.Process(self._process.pid), *psutil.Process(self._process.pid).children(recursive=True)]
-        for one in family:
-            one.suspend()
+        freeze(*[one.pid for one in family])
         try:
             yield
         finally:

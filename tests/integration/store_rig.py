@@ -22,6 +22,7 @@ from roq.log.replicated.settings import LogSettings
 from roq.log.replicated.stores import StaticDirectory
 from roq.log.replicated.writer import LogWriter
 from roq.runtime.rpc import RpcClient
+from roq.testing.freezing import freeze
 from roq.wire import store as wire
 from roq.wire.assignment import MonitorAddress, ProcessKind, ProcessSpec
 from roq.wire.process import ChildSpec
@@ -122,6 +123,11 @@ class Store:
     def signal(self, number: signal.Signals) -> None:
         assert self.process is not None
         self.process.send_signal(number)
+
+    def freeze(self) -> None:
+        """It answers nothing any more."""
+        assert self.process is not None
+        freeze(self.process.pid)
 
     async def kill(self) -> None:
         """kill -9"""

@@ -16,6 +16,7 @@ from hcm.children import CODE_WAIT_SECONDS, Children
 from hcm.supervisor import Event, Exited, Forked, ProcessReady
 from roq.runtime.liveness import HeartbeatBoard
 from roq.runtime.observe import Counters
+from roq.testing.freezing import freeze
 from roq.wire.assignment import MonitorAddress, ProcessKind, ProcessSpec
 from roq.wire.process import ChildSpec
 
@@ -81,8 +82,7 @@ async def host(tmp_path: Path) -> AsyncIterator[Host]:
 
 def hold_up(fork_server: int) -> None:
     """Stop it; returns when it is stopped."""
-    os.kill(fork_server, signal.SIGSTOP)
-    os.waitid(os.P_PID, fork_server, os.WSTOPPED)
+    freeze(fork_server)
 
 
 def hold_the_loop_until_reaped(log: Path, fork_server: int) -> None:

@@ -5,15 +5,15 @@ A connection that the kernel drops is tried again after 1, 3, 7, 15 and 31 s.
 
 from __future__ import annotations
 
-import os
 import selectors
-import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from roq.testing.freezing import freeze
 
 MEMBERS = 600
 WAIT_SECONDS = 20.0
@@ -61,7 +61,7 @@ def test_nobody_is_turned_away(place: int) -> None:
         try:
             assert server.stdout is not None
             ports = [int(word) for word in server.stdout.readline().split()]
-            os.kill(server.pid, signal.SIGSTOP)
+            freeze(server.pid)
             assert established(ports[place]) == MEMBERS
         finally:
             server.kill()

@@ -18,6 +18,7 @@ import pytest
 
 import roq
 from roq.console.stores import LOOK_SECONDS
+from roq.testing.freezing import freeze
 from tests.integration.console_rig import Program, RunningConsole, console, next_of
 from tests.integration.running import RunningCluster
 
@@ -61,7 +62,7 @@ async def test_a_store_that_hangs_is_a_row_that_says_so_in_time(asked: Program, 
     processes = (await asked.get("/v1/hosts/host-2"))["processes"]
     [pid] = [one["pid"] for one in processes if one["kind"] == "store"]
     await asyncio.sleep(1.1)  # nothing that was read before is given any more
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     try:
         begun = time.monotonic()
         rows = await asked.get("/v1/stores")

@@ -21,6 +21,7 @@ from roq.config import CoordinatorConfig
 from roq.coordinator import connection
 from roq.coordinator.connection import UNREAD_BYTES_MAX
 from roq.coordinator.server import Coordinator
+from roq.testing.freezing import freeze
 from tests.harness.direct_kazoo import close, connected
 from tests.harness.raw_zookeeper import (
     AUTH,
@@ -147,7 +148,7 @@ def test_one_that_stood_still_gives_its_clients_their_time_again(running: Runnin
     try:
         client.create("/mine", ephemeral=True)
         first = client.client_id[0]
-        os.kill(running.pid, signal.SIGSTOP)
+        freeze(running.pid)
         time.sleep(3.5)  # longer than the session: nobody is heard meanwhile, and none is to blame
         os.kill(running.pid, signal.SIGCONT)
         until(lambda: client.connected, "the reconnection")

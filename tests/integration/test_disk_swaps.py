@@ -86,7 +86,7 @@ async def test_a_snapshot_under_upload_is_no_garbage_whatever_is_opened_meanwhil
     writer, state = load.writer, b"state" * 10_000
     await writer.snapshot(50, b"older")
     slow = rig.stores["c"]
-    slow.signal(signal.SIGSTOP)
+    slow.freeze()
     upload = asyncio.ensure_future(writer.snapshot(100, state))
     prefix = f"{rig.log_id}~snapshot-"
     async with asyncio.timeout(10):
@@ -112,7 +112,7 @@ async def test_a_snapshot_that_was_lost_while_it_was_uploaded_is_not_named(rig: 
     await load.stop()
     writer, state = load.writer, b"state" * 10_000
     await writer.snapshot(50, b"older")
-    rig.stores["c"].signal(signal.SIGSTOP)
+    rig.stores["c"].freeze()
     upload = asyncio.ensure_future(writer.snapshot(100, state))
     prefix = f"{rig.log_id}~snapshot-"
     async with asyncio.timeout(10):

@@ -23,6 +23,7 @@ from roq.runtime.backoff import delays
 from roq.runtime.liveness import start_time
 from roq.runtime.run import EXIT_FOR_GOOD
 from roq.runtime.shutdown import ask
+from roq.testing.freezing import freeze
 from roq.tools.local import leftovers
 from roq.wire import hcm as wire
 from roq.wire.assignment import (
@@ -125,7 +126,7 @@ async def test_a_hung_child_is_killed_and_restarted(rig: Rig) -> None:
     before = await rig.running(*queue("orders"))
     hung = before["monitor/orders"]
     began = time.monotonic()
-    os.kill(hung.pid, signal.SIGSTOP)
+    freeze(hung.pid)
     after = await rig.until(
         lambda found: found["monitor/orders"].restarts == 1 and found["monitor/orders"].state is ProcessState.RUNNING
     )

@@ -17,6 +17,7 @@ import pytest
 from roq.coordination import paths
 from roq.coordination.link import Node
 from roq.coordination.session import Session
+from roq.testing.freezing import freeze
 from roq.wire.assignment import HostReport, ProcessKind, ProcessSpec, ProcessState, from_json
 from tests.integration.hcm_rig import HOST, WAIT_SECONDS, Report, Rig, queue
 
@@ -109,7 +110,7 @@ async def test_its_last_report_stays_until_all_are_adopted(rig: Rig) -> None:
     busy = before["exchange/orders/e1"]
     unwritten(rig, busy.name)
     rig.program = "patient_hcm"
-    os.kill(busy.pid, signal.SIGSTOP)
+    freeze(busy.pid)
     try:
         await rig.spawn(*SESSION)
         await taken_over(rig, was)

@@ -21,6 +21,7 @@ from roq.coordination import paths
 from roq.coordination.link import Node
 from roq.coordination.locate import GcmClient
 from roq.coordination.session import Session
+from roq.testing.freezing import freeze
 from roq.tools.local.cluster import JAVA, LocalCluster
 from roq.wire import gcm as wire
 from roq.wire.assignment import (
@@ -272,7 +273,7 @@ async def test_host_that_was_paused_for_too_long_runs_nothing_old(tmp_path: Path
         await rig.whole(q=2)
         old = {process.pid for process in rig.cluster.processes() if process.owner == "host-1"}
         pid = rig.cluster.hosts["host-1"].pid
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         await rig.gone("host-1")
         await rig.recorded("q", lambda record: record.monitor_host != "host-1")
         os.kill(pid, signal.SIGCONT)
@@ -291,7 +292,7 @@ async def test_slow_host_is_left_alone(tmp_path: Path) -> None:
         before = await rig.whole(q=2)
         pids = {process.pid for process in rig.cluster.processes() if process.owner == "host-1"}
         pid = rig.cluster.hosts["host-1"].pid
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         await asyncio.sleep(0.5 * LONG_SESSION_SECONDS)
         os.kill(pid, signal.SIGCONT)
         await asyncio.sleep(LONG_SESSION_SECONDS)

@@ -16,6 +16,7 @@ from typing import ClassVar
 import pytest
 
 import roq
+from roq.testing.freezing import freeze
 from roq.tools.local.cluster import LocalCluster
 from roq.tools.local.daemon import Daemon
 from roq.wire.assignment import ProcessKind, ProcessState, RunningProcess
@@ -123,7 +124,7 @@ async def test_an_exchange_that_hangs_holds_nobody_up(hosts: RunningCluster) -> 
         await cluster.create_queue(queue)
         host, exchange = await exchange_of(cluster, queue)
         scraped = scraped_at(host)
-        os.kill(exchange.pid, signal.SIGSTOP)  # its HCM kills it after three beats
+        freeze(exchange.pid)  # its HCM kills it after three beats
         began = time.monotonic()
         assert await grown(scraped, f'roq_processes_silent{{host="{host}"}}', 1) == 1
         assert time.monotonic() - began < 6

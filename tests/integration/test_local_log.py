@@ -18,6 +18,7 @@ import pytest
 
 from roq.errors import Closed, InvalidAddress, StorageFull
 from roq.log.local import LocalLog
+from roq.testing.freezing import freeze
 from tests.harness.other_users import let_others_in
 
 pytestmark = pytest.mark.timeout(60)
@@ -175,7 +176,7 @@ def test_a_stopped_process_between_its_calls_holds_up_nobody(folder: Path) -> No
     stopped = start(WAITER, folder)
     assert stopped.stdout is not None
     stopped.stdout.readline()
-    os.kill(stopped.pid, signal.SIGSTOP)
+    freeze(stopped.pid)
     assert len(start(WRITER, folder, "free", 50, 1).communicate(timeout=20)[0].splitlines()) == 50
     stopped.kill()
     stopped.communicate()

@@ -16,6 +16,7 @@ import pytest
 from roq.coordination.link import ANY_VERSION, Node
 from roq.coordination.session import Session, SessionState
 from roq.errors import PortTaken, ProcessFailed, ZooKeeperUnavailable
+from roq.testing.freezing import freeze
 from roq.tools.local.zookeeper import LocalCoordinator, LocalZooKeeper
 
 BOTH = pytest.mark.parametrize("kind", [LocalZooKeeper, LocalCoordinator])
@@ -73,7 +74,7 @@ async def test_a_zookeeper_that_stands_still_suspends_and_is_found_again(tmp_pat
     session = await Session.connect(server.connect_string, 2.0)
     try:
         await session.ensure_path("")
-        os.kill(server.pid, signal.SIGSTOP)
+        freeze(server.pid)
         began = time.monotonic()
         await reaches(session, SessionState.SUSPENDED, 3)
         await reaches(session, SessionState.LOST, 3)
@@ -81,7 +82,7 @@ async def test_a_zookeeper_that_stands_still_suspends_and_is_found_again(tmp_pat
         os.kill(server.pid, signal.SIGCONT)
         await reaches(session, SessionState.CONNECTED, 5)
         assert await session.get("") is not None
-        os.kill(server.pid, signal.SIGSTOP)
+        freeze(server.pid)
         began = time.monotonic()
         await session.close()
         assert time.monotonic() - began < 3.5

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -225,7 +224,7 @@ async def test_a_lost_host_is_asked_last_though_it_answered_last(rig: StoreRig) 
     await reader.refresh()
     assert len(await reader.read(0)) == 10
     lost = reader._preferred
-    rig.stores[lost].signal(signal.SIGSTOP)
+    rig.stores[lost].freeze()
     rig.static.alive.discard(lost)
     async with asyncio.timeout(ANSWER_SECONDS / 2):
         assert [position for position, _ in await reader.read(5)] == list(range(6, 11))

@@ -27,6 +27,7 @@ from roq.errors import (
 )
 from roq.log.replicated.metadata import LogMeta
 from roq.runtime.blocking_connection import BlockingConnection, StopEvent
+from roq.testing.freezing import freeze
 from roq.tools.local.cluster import JAVA, LocalCluster
 from roq.wire import gcm
 from roq.wire import master as wire
@@ -223,8 +224,7 @@ async def test_a_lease_counts_from_the_master_handing_it_out(tmp_path: Path) -> 
             waiting = asyncio.ensure_future(asyncio.to_thread(queue.lease, 5.0, 1, 20.0))
             await asyncio.sleep(2.5)  # longer than one request waits
             stores = [(await process_on(cluster, host, "store")).pid for host in ("host-1", "host-2")]
-            for pid in stores:
-                os.kill(pid, signal.SIGSTOP)
+            freeze(*stores)
             putting = asyncio.ensure_future(asyncio.to_thread(other.put, [NewTask(b"x")]))
             await asyncio.sleep(1.5)
             assert not waiting.done()
@@ -247,8 +247,7 @@ async def test_a_paused_master_that_wakes_is_refused(tmp_path: Path) -> None:
         hcm = cluster.hosts[old.host]
         master = await process_on(cluster, old.host, "master/w")
         assert hcm.pid is not None
-        for pid in (hcm.pid, master.pid):
-            os.kill(pid, signal.SIGSTOP)
+        freeze(hcm.pid, master.pid)
         try:
             async with asyncio.timeout(SESSION_SECONDS + 10):
                 while (await describe(cluster, "w")).record.term == info.record.term:

@@ -19,6 +19,7 @@ from roq.errors import Closed, MessagesLost
 from roq.pubsub.links import BACKLOG_BYTES
 from roq.pubsub.path_sender import HELD_SECONDS
 from roq.pubsub.replay_buffer import KEPT_BYTES
+from roq.testing.freezing import freeze
 from roq.wire import monitor as wire
 from tests.integration.running import RunningCluster
 
@@ -125,7 +126,7 @@ async def test_small_batches_do_not_pile_up_before_an_exchange_that_stands(
                         await publisher.publish("t", b"x" * 10_000)
                     await asyncio.sleep(0)  # the batch leaves with this turn of the loop
 
-            os.kill(exchange, signal.SIGSTOP)
+            freeze(exchange)
             try:
                 publishing = asyncio.create_task(publish())
                 await asyncio.wait({publishing}, timeout=1 if overflow == "block" else 10)
@@ -228,7 +229,7 @@ async def test_messages_flow_while_the_monitor_stands_still(client: roq.Cluster)
             reading = asyncio.create_task(read())
             monitor = (await pids(client, name))["monitor"]
             longest, payload = 0.0, bytes(64 * 1024)
-            os.kill(monitor, signal.SIGSTOP)
+            freeze(monitor)
             try:
                 for _ in range(3 * KEPT_BYTES // (2 * len(payload))):
                     began = time.monotonic()
@@ -263,7 +264,7 @@ async def test_one_that_stood_still_while_an_exchange_died_is_told_that_it_may_h
             assert b"ready" in await frozen.stderr.readline()
             await known.publish("t", b"known")
             assert await frozen.stdout.readline() == b"known\n"
-            frozen.send_signal(signal.SIGSTOP)
+            freeze(frozen.pid)
             os.kill((await pids(client, name))["exchange"], signal.SIGKILL)
             while not known.replays:
                 await asyncio.sleep(0.05)
@@ -320,7 +321,7 @@ async def test_a_cancelled_close_leaves_nothing_running(client: roq.Cluster, que
     publisher = await client.publisher(queue).open()
     monitor = (await pids(client, queue))["monitor"]
     before = {task.get_name() for task in asyncio.all_tasks()}
-    os.kill(monitor, signal.SIGSTOP)
+    freeze(monitor)
     try:
         await publisher.publish("t", b"x")
         with pytest.raises(TimeoutError):

@@ -25,6 +25,7 @@ from roq.errors import AccessDenied, AppendUnknown, LogUnavailable, WorkQueueNot
 from roq.log.contract import SharedLog
 from roq.log.jetstream import JetStreamLog
 from roq.log.postgresql import PostgresLog
+from roq.testing.freezing import freeze
 from roq.wire.task import NewTask, Settlement
 from roq.workqueue.shared_queue import SharedQueue
 from tests.harness.documented import block, run
@@ -178,8 +179,7 @@ def test_paused_workers_lose_their_leases_and_nothing_is_done_twice(crew: Crew) 
     paused = crew.hire(2)
     crew.hire(2)
     for _ in range(2):
-        for worker in paused:
-            worker.process.send_signal(signal.SIGSTOP)
+        freeze(*[worker.process.pid for worker in paused])
         before = len(crew.said("acked"))
         time.sleep(LEASE + 1.0)
         crew.until(lambda before=before: len(crew.said("acked")) > before + 20)  # type: ignore[misc]

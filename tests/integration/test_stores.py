@@ -106,7 +106,7 @@ async def test_a_writer_that_was_paused_is_fenced(rig: StoreRig) -> None:
     await rig.start("abc")
     old = Load(await rig.writer(), "old")
     await old.grow(300)
-    rig.stores["a"].signal(signal.SIGSTOP)
+    rig.stores["a"].freeze()
     await old.grow(100)
     new = await rig.writer(term=2)  # while the old one lives, and one store sleeps
     assert isinstance(await old.ended(), LogFenced)
@@ -247,7 +247,7 @@ async def test_a_store_that_stays_away_costs_no_segments(rig: StoreRig, kind: st
     await load.grow(50)
     serial, store = load.writer.meta.serial, rig.stores["c"]
     if kind == "paused":
-        store.signal(signal.SIGSTOP)
+        store.freeze()
     else:
         await store.kill()
         rig.static.alive.add("c")
@@ -355,11 +355,11 @@ async def test_pause_kill(rig: StoreRig) -> None:
     await loads[0].grow(300)
     stores = rig.stores
     for name in "ab":
-        stores[name].signal(signal.SIGSTOP)
+        stores[name].freeze()
     await asyncio.sleep(1.0)
     await stores["c"].kill()
     for name in "de":
-        stores[name].signal(signal.SIGSTOP)
+        stores[name].freeze()
     for name in "ab":
         stores[name].signal(signal.SIGCONT)
     await stores["c"].start()

@@ -125,7 +125,7 @@ async def test_more_is_heard_of_at_once_and_a_store_that_hangs_is_passed_over(ri
     tape.update(gcm.TapeView(view.log, view.exchange, view.live, view.meta + b" "))
     assert await asyncio.wait_for(waiting, 2.0) == 0, "its metadata changed: it may have to wait elsewhere"
     hangs = next(host for host in rig.stores if host == tape._preferred)
-    rig.stores[hangs].signal(signal.SIGSTOP)
+    rig.stores[hangs].freeze()
     await asyncio.wait_for(tape.fetch(0.2), BOUND_SECONDS)
     assert tape._preferred != hangs
     await write(writer, b"2")

@@ -19,6 +19,7 @@ from roq.coordination import paths
 from roq.coordination.session import Session
 from roq.errors import Unavailable, WorkQueueConflict
 from roq.log.replicated.metadata import LogMeta
+from roq.testing.freezing import freeze
 from roq.tools.local.cluster import LocalCluster
 from roq.wire.assignment import from_json
 from roq.workqueue.contract import ClusterSettings
@@ -98,7 +99,7 @@ async def three_must_have_it(cluster: LocalCluster, address: str) -> None:
     """With one of three stores frozen, nothing is acknowledged, and a call says so when its patience is over."""
     async with roq.open_queue(f"{address}?patience_seconds={PATIENCE_SECONDS}") as queue:
         frozen = (await process_on(cluster, "host-2", "store")).pid
-        os.kill(frozen, signal.SIGSTOP)
+        freeze(frozen)
         try:
             begun = time.monotonic()
             with pytest.raises(Unavailable):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from roq import blocking
+from roq.testing.freezing import freeze
 from tests.integration.workqueue_rig import SHARED_BY_PROCESSES, program
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.parametrize("work_address", SHARED_BY_PROCESSES, indirect=True)]
@@ -124,7 +125,7 @@ def test_a_stopped_worker_loses_its_lease_and_learns_it(work_address: str, queue
     task_id = queue.put(b"x")
     with program(HOLD, work_address, "2") as worker:
         assert line(worker) == f"{task_id} 1"
-        worker.send_signal(signal.SIGSTOP)  # as a paused virtual machine
+        freeze(worker.pid)  # as a paused virtual machine
         [task] = queue.lease(60, 1, 10.0)
         worker.send_signal(signal.SIGCONT)
         time.sleep(1.0)  # it renews in vain

@@ -2,15 +2,22 @@
 what comes from them.
 
 A Monitor that has just begun may not have heard of every Exchange that lives: who is not on its list is left a little later.
+
+Where a connection was made anew, its Exchange lives on, and what was sent meanwhile may come yet: a way that broke broke for
+publishers, too, and they replay when they are back. A watermark that is older than that would call it lost: it waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from roq.pubsub.links import Attachment
+from roq.pubsub.order import HELD_FRAME_BYTES, FrameEvent
 from roq.wire.monitor import ExchangeAddress
 
+REPLAY_SECONDS = 6.0  # after a connection was made anew: an Exchange holds publishers for 4 s until all subscribers are back
+WAITING_BYTES_MAX = 8 * 1024 * 1024  # of watermarks: beyond, they are forgotten, and come again, but for the very last
 LISTING_SECONDS = 3.5  # after a rejoin: until then a new Monitor may not have heard of every Exchange that lives
 
 
@@ -24,6 +31,8 @@ class Attachments:
         self._listed: dict[str, ExchangeAddress] = {}
         self._retired: set[str] = set()
         self._listing_until = 0.0
+        self._waiting: deque[tuple[Attachment, FrameEvent]] = deque()  # watermarks, in the order in which they came
+        self._waiting_bytes = 0
 
     def welcome(self, now: float) -> None:
         """A Monitor lists from the beginning. It may list again what had retired, and use it again."""
@@ -58,6 +67,34 @@ class Attachments:
     def are_proved(self, exchange: str) -> bool:
         """Whether one to a life of this Exchange is."""
         return any(one.proved and one.exchange.id == exchange for one in self.by_token.values())
+
+    def defers(self, attachment: Attachment, watermark: FrameEvent, now: float) -> bool:
+        """It waits for `ripe`. Not if an Exchange says in it what it has dropped: nobody replays that."""
+        if now >= attachment.anew_at + REPLAY_SECONDS or watermark.header.previous:
+            return False
+        if self._waiting_bytes < WAITING_BYTES_MAX:
+            self._waiting.append((attachment, watermark))
+            self._waiting_bytes += watermark.size + HELD_FRAME_BYTES
+        return True
+
+    def ripe(self, now: float) -> Iterator[FrameEvent]:
+        """Watermarks that count by now. Those of Exchanges that were left don't: if something is missing, others say so."""
+        while self._waiting and ((first := self._waiting[0])[0].closed or now >= first[0].anew_at + REPLAY_SECONDS):
+            attachment, watermark = self._waiting.popleft()
+            self._waiting_bytes -= watermark.size + HELD_FRAME_BYTES
+            if not attachment.closed:
+                yield watermark
+
+    def read_at(self) -> float:
+        """When everything that had come was read last; 0.0 if there is nothing to read from."""
+        return min((one.read_at for one in self.by_token.values() if one.proved), default=0.0)
+
+    def unread_at(self, exchange: str, unread: Collection[Attachment], now: float) -> float:
+        """When frames that had come from this Exchange (or "": from any) last lay unread. unread: where some do."""
+        those = [one for one in self.by_token.values() if exchange in ("", one.exchange.id)]
+        if any(one in unread or one.looking for one in those):
+            return now
+        return max((one.unread_at for one in those), default=0.0)
 
     def attached(self) -> tuple[str, ...]:
         """Tokens of those that are proved."""

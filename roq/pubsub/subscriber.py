@@ -198,16 +198,12 @@ class Subscriber(Inbox):
     def _overrun(self, attachment: Attachment) -> None:
         """Reading stops: an Exchange that drops may drop the beginning of a publisher, or has since all was read."""
         if attachment not in self._unread and self._started and self._standing.overflow is Overflow.DROP:
-            read_at = min((one.read_at for one in self._attachments.values() if one.proved), default=0.0)
-            self._give(self._order.doubt(max(read_at, self._started), time.monotonic()))
+            self._give(self._order.doubt(max(self._exchanges.read_at(), self._started), time.monotonic()))
 
     def _unread_at(self, exchange: str) -> float:
         """When frames that had come from this Exchange (or "": from any) last lay unread."""
         on_tape = 0.0 if self._past is None else self._past.unread_at(exchange)
-        those = [one for one in self._attachments.values() if exchange in ("", one.exchange.id)]
-        if any(one in self._unread or one.looking for one in those):
-            return time.monotonic()
-        return max((on_tape, *(one.unread_at for one in those)))
+        return max(on_tape, self._exchanges.unread_at(exchange, self._unread, time.monotonic()))
 
     def _look_at_unread(self) -> None:
         for attachment in self._unread if self._buffered < BUFFER_BYTES else ():
@@ -236,10 +232,8 @@ class Subscriber(Inbox):
     def _control(self, attachment: Attachment | Tape, header: Header, body: memoryview) -> None:
         match header.kind:
             case FrameKind.ATTACHED if frames.text_body(body) == attachment.exchange.token:
-                attachment.taped = False  # a connection that was made anew says anew where it begins
                 self.begins_behind(attachment.exchange.id)
-                if not attachment.proved:
-                    attachment.proved = True
+                if isinstance(attachment, Attachment) and attachment.attached():
                     self._membership.report_now()
             case FrameKind.RETIRE:
                 if isinstance(attachment, Attachment) and frames.text_body(body) == attachment.exchange.token:
@@ -251,13 +245,17 @@ class Subscriber(Inbox):
                 attachment.taped = True  # the first one names what may not be stored yet
             case FrameKind.WATERMARK:
                 event = FrameEvent(b"", header, None, frames.watermark_body(body), len(body), attachment.origin)
-                if self._past is None or not self._past.defers(event):
+                if not self._defers(attachment, event):
                     self._handle(event)
             case FrameKind.BUNDLE:
                 for part in frames.bundle_body(body):
                     self._take_frame(attachment, part)
             case FrameKind.FIN:
                 self._handle(FrameEvent(b"", header, origin=None if self._past is None else attachment.origin))
+
+    def _defers(self, source: Attachment | Tape, watermark: FrameEvent) -> bool:
+        on_tapes = self._past is not None and self._past.defers(watermark)
+        return on_tapes or (isinstance(source, Attachment) and self._exchanges.defers(source, watermark, time.monotonic()))
 
     def _handle(self, event: FrameEvent) -> None:
         now = time.monotonic()
@@ -443,6 +441,8 @@ class Subscriber(Inbox):
         """See membership.Member. Also the moment to look after time limits."""
         now = time.monotonic()
         self._leave_unlisted(now)
+        for watermark in self._exchanges.ripe(now):
+            self._handle(watermark)
         self._keep_bounds(now)
         self.put_marks()
         for attachment in self._unread if self._standing.overflow is Overflow.BLOCK else ():

@@ -1,5 +1,5 @@
 """Ways between a host and clients that answer with resets for a moment, in simulated clusters: who sends knows that a
-connection broke, who only reads does not. Nothing is lost all the same; without one of the two rules of 0083, it is."""
+connection broke, who only reads does not. Nothing is lost all the same; without one of the three rules of 0083, it is."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from random import Random
 
 import pytest
 
+from roq.pubsub.attachments import Attachments
 from roq.pubsub.exchange import absent
 from roq.pubsub.links import Attachment
 from roq.tools.simulation.faults import Fault, FaultKind
 from roq.tools.simulation.hunt import story
 from roq.tools.simulation.run import FAULT_SECONDS, Run, simulate
 
-SEEDS = range(20)
+SEEDS = (*range(20), 50)
 KEPT = [pytest.param(seed, marks=[] if seed else [pytest.mark.quick]) for seed in SEEDS]
 
 
@@ -41,3 +42,8 @@ def test_where_subscribers_do_not_ask_messages_are_lost(monkeypatch: pytest.Monk
 def test_where_publishers_do_not_wait_messages_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(absent.AbsentSubscribers, "broke", lambda self, address, prefixes: None)
     assert any(reset(seed).wrong for seed in (14, 17, 39))
+
+
+def test_where_subscribers_heed_watermarks_at_once_what_comes_again_is_called_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Attachments, "defers", lambda self, attachment, watermark, now: False)
+    assert reset(50).wrong

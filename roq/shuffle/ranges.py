@@ -26,7 +26,7 @@ from typing import NamedTuple, Protocol
 from roq.shuffle.sampling import Distribution
 from roq.wire.shuffle import RANGES_MAX, Interval, Position, Range
 
-HOLDERS_KEPT = 32_768  # as computed last: they are asked for again at each step
+TABLES_KEPT = 64  # whose holders were asked for last: they are again at each step, range by range
 RINGS_KEPT = 4  # of as many sets of hosts; one of a thousand has 4 MB
 DIGEST = Struct(">8Q")  # eight places on the ring
 POINT_DIGESTS = 8  # of each host: 64 points. With the 8 probes of a thing shares are as even as if hosts were drawn for each
@@ -213,11 +213,38 @@ class Placement(StrEnum):
     RING = "ring"
 
 
+class HolderTable:
+    """Which hosts hold each range of a shuffle, remembered as it is asked for."""
+
+    def __init__(self, shuffle: str, hosts: frozenset[str], replicas: int, placement: Placement) -> None:
+        self._shuffle, self._hosts, self._replicas = shuffle, hosts, replicas
+        self._find = _nearest if placement is Placement.RING else _best
+        self._known: dict[int, tuple[str, ...]] = {}
+
+    def holders(self, identity: int) -> tuple[str, ...]:
+        """Of the range with this identity, best first; fewer when there are fewer hosts."""
+        found = self._known.get(identity)
+        if found is None:
+            thing = f"range\0{self._shuffle}\0{identity}"
+            found = self._known[identity] = self._find(thing, self._hosts, self._replicas)
+        return found
+
+
+@lru_cache(TABLES_KEPT)
+def _holder_table(shuffle: str, hosts: frozenset[str], replicas: int, placement: Placement) -> HolderTable:
+    return HolderTable(shuffle, hosts, replicas, placement)
+
+
+def holder_table(shuffle: str, hosts: Iterable[str], replicas: int, placement: Placement = Placement.RING) -> HolderTable:
+    """The one of these."""
+    return _holder_table(shuffle, frozenset(hosts), replicas, placement)
+
+
 def holders(
     shuffle: str, identity: int, hosts: Iterable[str], replicas: int, placement: Placement = Placement.RING
 ) -> tuple[str, ...]:
-    """The hosts that hold the range with this identity, best first; fewer when there are fewer hosts."""
-    return _holders(f"range\0{shuffle}\0{identity}", frozenset(hosts), replicas, placement)
+    """Of one range, as HolderTable.holders."""
+    return holder_table(shuffle, hosts, replicas, placement).holders(identity)
 
 
 def buffer_of(shuffle: str, partition: int, attempt: str, hosts: Iterable[str]) -> str:
@@ -228,11 +255,6 @@ def buffer_of(shuffle: str, partition: int, attempt: str, hosts: Iterable[str]) 
 def replica_order(reader: str, shuffle: str, number: int, hosts: Iterable[str]) -> tuple[str, ...]:
     """In which order a reader asks a range's holders: round robin over all readers, without state."""
     return _best(f"read\0{shuffle}\0{number}\0{reader}", hosts, None)
-
-
-@lru_cache(HOLDERS_KEPT)
-def _holders(thing: str, hosts: frozenset[str], replicas: int, placement: Placement) -> tuple[str, ...]:
-    return _nearest(thing, hosts, replicas) if placement is Placement.RING else _best(thing, hosts, replicas)
 
 
 def _best(thing: str, hosts: Iterable[str], count: int | None) -> tuple[str, ...]:

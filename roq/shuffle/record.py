@@ -17,7 +17,7 @@ from roq.shuffle.ranges import (
     Placement,
     borders_of,
     even_borders,
-    holders,
+    holder_table,
     identities,
     imbalance,
     intervals,
@@ -151,22 +151,19 @@ def check(record: ShuffleRecord) -> None:
 
 def with_holders(record: ShuffleRecord, table: Table, hosts: Collection[str]) -> Table:
     """The same ranges, each at the hosts that its identity asks for."""
-    hosts = frozenset(hosts)
-    return tuple(replace(each, holders=_holders(record, each, hosts)) for each in table)
-
-
-def _holders(record: ShuffleRecord, each: Range, hosts: frozenset[str]) -> tuple[str, ...]:
-    return holders(record.id, each.identity, hosts, record.spec.replicas, record.placement)
+    asked = holder_table(record.id, hosts, record.spec.replicas, record.placement)
+    return tuple(replace(each, holders=asked.holders(each.identity)) for each in table)
 
 
 def refilled(record: ShuffleRecord, live: Collection[str], hosts: Collection[str]) -> Table:
     """The same ranges with their live holders, and hosts in place of lost ones. A range stays with lost ones if none lives of
     those who have all of it, which are the former ones while data moves: nobody else has it."""
-    replicas, found, hosts = record.spec.replicas, [], frozenset(hosts)
+    replicas, found = record.spec.replicas, list[Range]()
+    asked = holder_table(record.id, hosts, replicas, record.placement)
     for each, complete in zip(record.table, record.former or record.table, strict=True):
         kept = tuple(host for host in each.holders if host in live)
         lacks = max(0, replicas - len(kept))
-        ranked = _holders(record, each, hosts) if lacks else ()
+        ranked = asked.holders(each.identity) if lacks else ()
         filled = (*kept, *[host for host in ranked if host not in kept][:lacks])
         lives = any(host in live for host in complete.holders)
         found.append(replace(each, holders=filled) if lives else each)

@@ -25,10 +25,12 @@ MEMORY_MAX = 512 << 20  # bytes; no process ever has more, whatever is stuck (th
 MEMORY_FLOOR = 1 << 20  # bytes that are allowed where MEMORY_SHARE is less
 # The client is all publishers and subscribers: each fault fills rings and held messages differently, and malloc keeps most of
 # what the fullest moment took: 45 MiB after some minutes of faults, however many follow, 40 before the first long one. At 2,000
-# messages a second this is little more than a byte for every message of an hour.
+# messages a second this is little more than a byte for every message of an hour. So much for each load: all
+# of them keep accounts of what they put and got.
 CLIENT_FLOOR = 8 << 20
-# No window has so many more than the first one. An HCM has descriptors for each process of its host, and they move.
-DESCRIPTORS_MORE, THREADS_MORE, ZNODES_MORE = 16, 4, 8
+# No window has so many more than the first one. An HCM has descriptors for each process of its host, and they move; a GCM
+# that begins to lead has connections to hosts, stores and clients, 18 more in a cluster of three hosts.
+DESCRIPTORS_MORE, THREADS_MORE, ZNODES_MORE = 24, 4, 8
 
 
 class ResourceSample(NamedTuple):

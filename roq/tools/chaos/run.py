@@ -53,14 +53,14 @@ class Observers:
     """What goes on beside load and nemesis: the resource watch, the witness and the administration; at the end, what they
     found.
 
-    `async with Observers(cluster, started, every) as observers`: goes on until `stop()`; then `violations`.
+    `async with Observers(cluster, started, every, loads) as observers`: goes on until `stop()`; then `violations`.
 
-    started: monotonic seconds; every: seconds between two rounds of administration.
+    started: monotonic seconds; every: seconds between two rounds of administration; loads: that there are.
     """
 
-    def __init__(self, cluster: TestedCluster, started: float, every_seconds: float) -> None:
+    def __init__(self, cluster: TestedCluster, started: float, every_seconds: float, loads: int) -> None:
         self._cluster, self._started, self._every = cluster, started, every_seconds
-        self.watch = ResourceWatch(cluster)
+        self.watch = ResourceWatch(cluster, loads)
         self.administration = Administration(cluster.zookeeper)
         self._witness = Witness(cluster.zookeeper)
         self._tasks: list[asyncio.Task[None]] = []
@@ -171,7 +171,7 @@ async def run(
         loads = await exits.enter_async_context(LoadSet(cluster, context, options))
         started = loads.pubsub[0].started if loads.pubsub else time.monotonic()
         nemesis = Nemesis(cluster, faults, pool, spared, (RECORDED,))
-        observers = await exits.enter_async_context(Observers(cluster, started, options.every))
+        observers = await exits.enter_async_context(Observers(cluster, started, options.every, len(options.loads)))
         tell(f"load: {', '.join(options.loads)}; {len(faults)} faults to come")
         await nemesis.run(started, partial(_note_begun, history), lambda done: _note(done, history, tell))
         await asyncio.sleep(started + options.seconds - time.monotonic())

@@ -36,10 +36,10 @@ ZOOKEEPER_COUNTS = "Node count:"
 
 
 class ResourceWatch:
-    """`await watch.run(started)` until it is cancelled; then `series` and `znodes` tell it all."""
+    """`await watch.run(started)` until it is cancelled; then `series` and `znodes` tell it all. loads: that the client is."""
 
-    def __init__(self, cluster: TestedCluster, every_seconds: float = EVERY_SECONDS) -> None:
-        self._cluster, self._every = cluster, every_seconds
+    def __init__(self, cluster: TestedCluster, loads: int = 1, every_seconds: float = EVERY_SECONDS) -> None:
+        self._cluster, self._every, self._client_floor = cluster, every_seconds, CLIENT_FLOOR * loads
         self._lives: dict[tuple[int, str], Series] = {}
         self.znodes: list[tuple[float, int]] = []
 
@@ -54,7 +54,7 @@ class ResourceWatch:
             begun = time.monotonic()
             machines = (*self._cluster.gcms, *self._cluster.hosts)
             await asyncio.gather(self._count_znodes(started), *(self._look(name, started) for name in machines))
-            self._read(CLIENT, HostProcess(CLIENT, os.getpid()), started, CLIENT_FLOOR)
+            self._read(CLIENT, HostProcess(CLIENT, os.getpid()), started, self._client_floor)
             await asyncio.sleep(begun + self._every - time.monotonic())
 
     async def _look(self, machine: str, started: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+import weakref
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 
 from roq.shuffle.ranges import (
     RANGE_BYTES,
+    TABLES_KEPT,
     borders_of,
     buffer_of,
     even_borders,
+    holder_table,
     holders,
     imbalance,
     intersection,
@@ -234,3 +237,14 @@ def test_a_large_cluster_is_placed_and_cut_within_seconds() -> None:
         samples.append(RunSample(partition, "a", 0, 4096, 4096, keys, tuple(range(4096)), (1,) * 4096))
     assert len(even_borders(Distribution.of(samples), RANGES_MAX)) == RANGES_MAX - 1
     assert time.process_time() - begin < 10
+
+
+def test_what_is_remembered_of_holders_is_that_of_a_few_tables() -> None:
+    """A leader of many shuffles, one after the other, does not grow by them."""
+    first = weakref.ref(holder_table("shuffle-0", HOSTS, 3))
+    known = holders("shuffle-0", 7, HOSTS, 3)
+    assert holder_table("shuffle-0", reversed(HOSTS), 3) is first(), "asked for again, it is the same one"
+    for number in range(1, TABLES_KEPT + 1):
+        holders(f"shuffle-{number}", 7, HOSTS, 3)
+    assert first() is None
+    assert holders("shuffle-0", 7, HOSTS, 3) == known

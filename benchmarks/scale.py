@@ -1,6 +1,6 @@
 """Throughput by hosts, each held to a part of one processor so that the machine is not the limit:
 
-    python -m benchmarks.scale exchanges | shards | stores [--cpus 0.1] [--seconds 6] [--rounds 3] [--chart FILE.svg]
+    python -m benchmarks.scale exchanges | shards | stores | clients [--cpus 0.1] [--seconds 6] [--rounds 3] [--chart FILE.svg]
 
 exchanges   a queue with 1, 2 and 3 Exchanges, each on a host of its own, a pair of a publisher and a subscriber for each,
             overflow "block", so that nobody is faster than its Exchange; messages of 10 KB
@@ -8,6 +8,8 @@ shards      a work queue of 1, 2 and 3 shards on as many hosts, each with a mast
             four workers for each, tasks of 100 bytes one at a time
 stores      a work queue with payloads of 128 KiB, which go straight to a store, on 1, 2 and 3 hosts; two producers and two
             workers for each
+clients     the same payloads on 3 hosts, and on one as the line to hold them against, with 1, 2, 4 and 8 producers and as many
+            workers
 
 Work queues keep one copy and have no standby here, so that a host more takes work from the others. Hosts are containers
 (Docker, root; `make image` first), publishers, subscribers, producers and workers run beside them without a limit. Rounds are
@@ -32,7 +34,7 @@ from roq.coordination import paths
 from roq.coordination.locate import GcmClient
 from roq.coordination.session import Session
 from roq.log.replicated.metadata import LogMeta
-from roq.testing import DockerCluster
+from roq.testing import DockerCluster, TestedCluster
 from roq.tools.bench.cpu import Pids
 from roq.tools.bench.harness import CLIENT_MODULE, IDLE_SECONDS, drive
 from roq.tools.bench.load import Load
@@ -41,6 +43,8 @@ from roq.wire import gcm
 from roq.wire.assignment import from_json
 
 NUMBERS = (1, 2, 3)
+CLIENT_NUMBERS = (1, 2, 4, 8)
+HOSTS = (1, 3)
 GOAL = 0.85
 BLUE, GREY = "#1f618d", "#808080"
 MESSAGE_BYTES, PAYLOAD_BYTES = 10_000, 128 * 1024
@@ -129,7 +133,12 @@ async def _stores(zookeeper: str) -> set[str]:
 
 async def large_tasks(machines: DockerCluster, number: int, seconds: float) -> float:
     """By stores."""
-    load = TaskLoad(CLIENTS * number, seconds, PAYLOAD_BYTES, batch=4, ahead=100, options=ONE_COPY)
+    return await large_tasks_of(machines, CLIENTS * number, seconds)
+
+
+async def large_tasks_of(machines: TestedCluster, clients: int, seconds: float) -> float:
+    """With so many producers and as many workers."""
+    load = TaskLoad(clients, seconds, PAYLOAD_BYTES, batch=4, ahead=100, options=ONE_COPY)
     return (await asyncio.to_thread(shards.run, machines.zookeeper, 1, load, "scale")).per_second
 
 
@@ -155,6 +164,43 @@ async def measured(part: Part, cpus: float, seconds: float, rounds: int) -> dict
             found[number].append(rate)
             print(f"round {turn + 1}, {number}: {rate:,.0f}/s", file=sys.stderr, flush=True)
     return found
+
+
+async def measured_by_clients(cpus: float, seconds: float, rounds: int) -> dict[int, dict[int, list[float]]]:
+    """By hosts, and by clients."""
+    found: dict[int, dict[int, list[float]]] = {hosts: {number: [] for number in CLIENT_NUMBERS} for hosts in HOSTS}
+    for turn in range(rounds):
+        for number in CLIENT_NUMBERS:
+            for hosts in HOSTS:
+                async with DockerCluster(gcms=1, hcms=hosts, exchanges_max=1, host_cpus=cpus) as limited:
+                    rate = await large_tasks_of(limited, number, seconds)
+                found[hosts][number].append(rate)
+                print(f"round {turn + 1}, {number} clients, {hosts} hosts: {rate:,.0f}/s", file=sys.stderr, flush=True)
+    return found
+
+
+def table_by_clients(found: dict[int, dict[int, list[float]]]) -> str:
+    """In Markdown."""
+    lines = [
+        "| producers, and as many workers | one host, per second | spread | three hosts, per second | spread | of one |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for number in CLIENT_NUMBERS:
+        one, three = (found[hosts][number] for hosts in HOSTS)
+        ratio = statistics.median(three) / statistics.median(one)
+        cells = [f"{statistics.median(runs):,.0f} | {min(runs):,.0f} to {max(runs):,.0f}" for runs in (one, three)]
+        lines.append(f"| {number} | {' | '.join(cells)} | {ratio:.2f} |")
+    return "\n".join(lines)
+
+
+def chart_by_clients(found: dict[int, dict[int, list[float]]], cpus: float) -> str:
+    """As SVG: medians by clients, the line of one host dashed."""
+    one, three = ([(float(number), statistics.median(runs)) for number, runs in found[hosts].items()] for hosts in HOSTS)
+    lines = [ChartLine("one host", GREY, one, dashes="4 3"), ChartLine("three hosts", BLUE, three, width=2.2)]
+    payloads = f"payloads of {PAYLOAD_BYTES // 1024} KiB"
+    below = f"hosts held to {cpus:g} of a processor each; {payloads}; by producers, and as many workers"
+    last = float(CLIENT_NUMBERS[-1])
+    return draw("Throughput of a work queue by clients", below, [Panel("per second", lines)], 0.0, last, across=numbers)
 
 
 def table(what: str, found: dict[int, list[float]]) -> str:
@@ -186,17 +232,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=PARTS)
+    parser.add_argument("what", choices=[*PARTS, "clients"])
     parser.add_argument("--cpus", type=float, default=0.1, help="of each host (0.1)")
     parser.add_argument("--seconds", type=float, default=6.0, help="of a run (6)")
     parser.add_argument("--rounds", type=int, default=3, help="of each number; medians count (3)")
     parser.add_argument("--chart", type=Path, help="write a picture to this file")
     arguments = parser.parse_args()
-    part = PARTS[arguments.what]
-    found = asyncio.run(measured(part, arguments.cpus, arguments.seconds, arguments.rounds))
-    print(table(arguments.what, found))
+    how = arguments.cpus, arguments.seconds, arguments.rounds
+    if arguments.what == "clients":
+        by_clients = asyncio.run(measured_by_clients(*how))
+        print(table_by_clients(by_clients))
+        picture = chart_by_clients(by_clients, arguments.cpus)
+    else:
+        part = PARTS[arguments.what]
+        found = asyncio.run(measured(part, *how))
+        print(table(arguments.what, found))
+        picture = chart(part, found, arguments.cpus)
     if arguments.chart is not None:
-        arguments.chart.write_text(chart(part, found, arguments.cpus))
+        arguments.chart.write_text(picture)
 
 
 if __name__ == "__main__":

@@ -2,22 +2,16 @@
 what comes from them.
 
 A Monitor that has just begun may not have heard of every Exchange that lives: who is not on its list is left a little later.
-
-Where a connection was made anew, its Exchange lives on, and what was sent meanwhile may come yet: a way that broke broke for
-publishers, too, and they replay when they are back. A watermark that is older than that would call it lost: it waits.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 
+from roq.pubsub.deferred import DeferredWatermarks
 from roq.pubsub.links import Attachment
-from roq.pubsub.order import HELD_FRAME_BYTES, FrameEvent
 from roq.wire.monitor import ExchangeAddress
 
-REPLAY_SECONDS = 6.0  # after a connection was made anew: an Exchange holds publishers for 4 s until all subscribers are back
-WAITING_BYTES_MAX = 8 * 1024 * 1024  # of watermarks: beyond, they are forgotten, and come again, but for the very last
 LISTING_SECONDS = 3.5  # after a rejoin: until then a new Monitor may not have heard of every Exchange that lives
 
 
@@ -31,8 +25,7 @@ class Attachments:
         self._listed: dict[str, ExchangeAddress] = {}
         self._retired: set[str] = set()
         self._listing_until = 0.0
-        self._waiting: deque[tuple[Attachment, FrameEvent]] = deque()  # watermarks, in the order in which they came
-        self._waiting_bytes = 0
+        self.deferred = DeferredWatermarks()
 
     def welcome(self, now: float) -> None:
         """A Monitor lists from the beginning. It may list again what had retired, and use it again."""
@@ -48,10 +41,9 @@ class Attachments:
     def leave_unlisted(self, now: float) -> list[Attachment]:
         """Of Exchanges that are gone: another life of them is listed, or the Monitor had its time to hear of them."""
         ids = {one.id for one in self._listed.values()}
-        gone = [token for token in self.by_token if token not in self._listed]
-        return [
-            self.by_token.pop(token) for token in gone if now >= self._listing_until or self.by_token[token].exchange.id in ids
-        ]
+        unlisted = [token for token in self.by_token if token not in self._listed]
+        gone = [token for token in unlisted if now >= self._listing_until or self.by_token[token].exchange.id in ids]
+        return [self.by_token.pop(token) for token in gone]
 
     def attach(self) -> None:
         """To those that are missing."""
@@ -63,27 +55,19 @@ class Attachments:
         """Nothing comes through this Exchange any more."""
         self._retired.add(token)
         self.by_token.pop(token, None)
+        self.deferred.retired(token)
 
     def are_proved(self, exchange: str) -> bool:
         """Whether one to a life of this Exchange is."""
         return any(one.proved and one.exchange.id == exchange for one in self.by_token.values())
 
-    def defers(self, attachment: Attachment, watermark: FrameEvent, now: float) -> bool:
-        """It waits for `ripe`. Not if an Exchange says in it what it has dropped: nobody replays that."""
-        if now >= attachment.anew_at + REPLAY_SECONDS or watermark.header.previous:
-            return False
-        if self._waiting_bytes < WAITING_BYTES_MAX:
-            self._waiting.append((attachment, watermark))
-            self._waiting_bytes += watermark.size + HELD_FRAME_BYTES
-        return True
-
-    def ripe(self, now: float) -> Iterator[FrameEvent]:
-        """Watermarks that count by now. Those of Exchanges that were left don't: if something is missing, others say so."""
-        while self._waiting and ((first := self._waiting[0])[0].closed or now >= first[0].anew_at + REPLAY_SECONDS):
-            attachment, watermark = self._waiting.popleft()
-            self._waiting_bytes -= watermark.size + HELD_FRAME_BYTES
-            if not attachment.closed:
-                yield watermark
+    def prove(self, attachment: Attachment, now: float) -> bool:
+        """Its Exchange answers all subscriptions. Whether it had not been proved before."""
+        attachment.taped = False  # a connection that was made anew says anew where it begins
+        if attachment.answered:
+            self.deferred.anew(attachment.exchange.token, now)
+        first, attachment.proved, attachment.answered = not attachment.proved, True, True
+        return first
 
     def read_at(self) -> float:
         """When everything that had come was read last; 0.0 if there is nothing to read from."""

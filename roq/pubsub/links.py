@@ -7,7 +7,6 @@ subscriptions, frames that wait to be looked at, and whether its subscriptions p
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -121,7 +120,7 @@ class Attachment:
         self.exchange = exchange
         self.proved = self.taped = False
         self.closed = False
-        self.anew_at = -math.inf  # when it was proved again last, as its connection was made anew (time.monotonic)
+        self.answered = False  # the Exchange has proved the subscriptions of one connection
         self.unread_at = 0.0  # when frames that had come were last left unread (time.monotonic)
         self.read_at = 0.0  # when nothing more had come at last
         self.looking = False  # `look_soon` was called and has not been served yet
@@ -139,15 +138,6 @@ class Attachment:
     def origin(self) -> tuple[str, int]:
         """Of a frame that is taken just now: its Exchange, and when it came (milliseconds since 1970)."""
         return self.exchange.id, time.time_ns() // 1_000_000
-
-    def attached(self) -> bool:
-        """The Exchange proves our subscriptions. Whether it does for the first time."""
-        first, self.taped = not self.proved, False  # a connection that was made anew says anew where its tape begins
-        if first:
-            self.proved = True
-        else:
-            self.anew_at = time.monotonic()
-        return first
 
     def _came(self, messages: list[list[bytes]]) -> None:
         self._pieces += 1

@@ -37,6 +37,10 @@ class OrderLimits:
         """Go on where the end of a path was awaited for too long. overflow: the queue's. unread_at: see OrderMachine.expire."""
         return self._order.expire(now, HOLD_SECONDS, HOLD_MAX_SECONDS[overflow], unread_at)
 
+    def waits_for(self, exchange: str) -> bool:
+        """Whether something that is held back waits for what comes from this Exchange, or may."""
+        return not self._order.awaits().isdisjoint(("", exchange))
+
     def admits(self, exchange: str, full_bytes: int) -> bool:
         """Whether its tape may be read: less than that is held back, or some of it waits for this tape."""
         return self._order.held_bytes < full_bytes or self._order.waits_for_tape(exchange)

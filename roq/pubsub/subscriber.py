@@ -169,7 +169,8 @@ class Subscriber(Inbox):
         for turn in range(FRAMES_AT_ONCE):
             if not waiting or attachment.closed:
                 break
-            if (self._buffered >= BUFFER_BYTES or order.held_bytes >= HELD_BYTES) and not self._has_room(attachment):
+            held = order.held_bytes >= HELD_BYTES and not self._limits.waits_for(attachment.exchange.id)
+            if held or self._buffered >= BUFFER_BYTES:
                 self._overrun(attachment)
                 if turn:
                     self._unread.pop(attachment, None)  # it had its turn: the others go first
@@ -189,11 +190,6 @@ class Subscriber(Inbox):
         attachment.was_read()
         if self._buffer:
             self._wake()
-
-    def _has_room(self, attachment: Attachment) -> bool:
-        """Whether it may be read: the application keeps up, and what is held back has room or waits for this Exchange."""
-        awaited = self._order.awaits() if self._order.held_bytes >= HELD_BYTES else {""}
-        return self._buffered < BUFFER_BYTES and not awaited.isdisjoint(("", attachment.exchange.id))
 
     def _overrun(self, attachment: Attachment) -> None:
         """Reading stops: an Exchange that drops may drop the beginning of a publisher, or has since all was read."""
@@ -233,7 +229,7 @@ class Subscriber(Inbox):
         match header.kind:
             case FrameKind.ATTACHED if frames.text_body(body) == attachment.exchange.token:
                 self.begins_behind(attachment.exchange.id)
-                if isinstance(attachment, Attachment) and attachment.attached():
+                if isinstance(attachment, Attachment) and self._exchanges.prove(attachment, time.monotonic()):
                     self._membership.report_now()
             case FrameKind.RETIRE:
                 if isinstance(attachment, Attachment) and frames.text_body(body) == attachment.exchange.token:
@@ -254,8 +250,10 @@ class Subscriber(Inbox):
                 self._handle(FrameEvent(b"", header, origin=None if self._past is None else attachment.origin))
 
     def _defers(self, source: Attachment | Tape, watermark: FrameEvent) -> bool:
-        on_tapes = self._past is not None and self._past.defers(watermark)
-        return on_tapes or (isinstance(source, Attachment) and self._exchanges.defers(source, watermark, time.monotonic()))
+        if self._past is not None and self._past.defers(watermark):
+            return True
+        live = self._started > 0 and isinstance(source, Attachment)
+        return live and self._exchanges.deferred.defers(source.exchange, watermark, time.monotonic())
 
     def _handle(self, event: FrameEvent) -> None:
         now = time.monotonic()
@@ -311,6 +309,7 @@ class Subscriber(Inbox):
         attachment.take_rest()
         while attachment.frames and not attachment.closed:
             self._take_frame(attachment, attachment.frames.popleft())
+        self._exchanges.deferred.left(attachment.exchange.token, time.monotonic())
         attachment.close()
 
     def _retire(self, attachment: Attachment) -> None:
@@ -441,8 +440,6 @@ class Subscriber(Inbox):
         """See membership.Member. Also the moment to look after time limits."""
         now = time.monotonic()
         self._leave_unlisted(now)
-        for watermark in self._exchanges.ripe(now):
-            self._handle(watermark)
         self._keep_bounds(now)
         self.put_marks()
         for attachment in self._unread if self._standing.overflow is Overflow.BLOCK else ():
@@ -456,11 +453,14 @@ class Subscriber(Inbox):
     def _keep_bounds(self, now: float) -> None:
         """Of time and memory. What has come while the loop was busy is looked at before somebody goes on without it."""
         past, unread_at = self._past, self._unread_at
-        if self._order.waiting:
+        if self._order.waiting or self._exchanges.deferred:
             for attachment in list(self._attachments.values()):
                 attachment.catch_up()
                 if not attachment.looking:
                     self._read(attachment)
+            for watermark in self._exchanges.deferred.ripe(now, unread_at):
+                self._handle(watermark)
+        if self._order.waiting:
             if past is None:
                 self._give(self._limits.end_holds(now, self._standing.overflow, unread_at))
             elif past.keeps_up:

@@ -26,7 +26,7 @@ from typing import NamedTuple, Protocol
 from roq.shuffle.sampling import Distribution
 from roq.wire.shuffle import RANGES_MAX, Interval, Position, Range
 
-TABLES_KEPT = 64  # whose holders were asked for last: they are again at each step, range by range
+TABLES_KEPT = 16  # whose holders were asked for last: they are again at each step, range by range; 1.3 MB each at most
 RINGS_KEPT = 4  # of as many sets of hosts; one of a thousand has 4 MB
 DIGEST = Struct(">8Q")  # eight places on the ring
 POINT_DIGESTS = 8  # of each host: 64 points. With the 8 probes of a thing shares are as even as if hosts were drawn for each

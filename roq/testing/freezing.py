@@ -18,13 +18,15 @@ STANDS_STILL = "TtZXx"  # states of a thread in /proc: stopped, traced, ended
 
 def freeze(*pids: int, seconds: float = FROZEN_SECONDS) -> None:
     """SIGSTOP; returns when no thread of these processes runs. They go on by SIGCONT. Raises ProcessLookupError if one isn't
-    there, TimeoutError after `seconds`."""
+    there, TimeoutError after `seconds`: then they go on."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     until = time.monotonic() + seconds
     for pid in pids:
-        while not _stands_still(pid):
+        while not (_stands_still(pid) and _stands_still(pid)):  # a thread may have been started between the looks at two others
             if time.monotonic() > until:
+                for one in pids:
+                    os.kill(one, signal.SIGCONT)
                 raise TimeoutError(f"process {pid} is not stopped {seconds:g} s after SIGSTOP")
             time.sleep(POLL_SECONDS)
 

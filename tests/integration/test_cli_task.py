@@ -230,16 +230,25 @@ def test_a_move_carries_all_tasks_while_workers_run(tmp_path: Path, work_address
         [poison] = giver.lease(60, 1)
         poison.reject("poison")
 
+        arrived = threading.Event()  # the first task, at the target
+
         def worker(queue: blocking.WorkQueue, wait_seconds: float) -> None:
-            for one in queue.leases(60, wait_seconds=wait_seconds):
+            for number, one in enumerate(queue.leases(60, wait_seconds=wait_seconds)):
+                if queue is giver and number == 50:  # else it may have done them all before the command has begun
+                    assert arrived.wait(COMMAND_SECONDS)
                 done.append(one.payload)
                 time.sleep(0.005)
                 one.ack()
 
         threads = [threading.Thread(target=worker, args=(queue, 6.0)) for queue in (giver, taker)]
         with started("move", source, target, "--json") as moving:
-            for thread in threads:
-                thread.start()
+            threads[0].start()
+            until = time.monotonic() + COMMAND_SECONDS
+            while not taker.status().ready:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            arrived.set()
+            threads[1].start()
             giver.put_many(payloads[280:])  # while it is under way
             out, said = moving.communicate(timeout=COMMAND_SECONDS)
         for thread in threads:

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from roq.pubsub.attachments import Attachments
+from roq.pubsub.deferred import DeferredWatermarks
 from roq.pubsub.exchange import absent
 from roq.pubsub.links import Attachment
 from roq.tools.simulation.faults import Fault, FaultKind
@@ -45,5 +45,5 @@ def test_where_publishers_do_not_wait_messages_are_lost(monkeypatch: pytest.Monk
 
 
 def test_where_subscribers_heed_watermarks_at_once_what_comes_again_is_called_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Attachments, "defers", lambda self, attachment, watermark, now: False)
+    monkeypatch.setattr(DeferredWatermarks, "defers", lambda self, exchange, watermark, now: False)
     assert reset(50).wrong

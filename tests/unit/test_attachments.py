@@ -7,13 +7,16 @@ from collections.abc import AsyncIterator
 import pytest
 
 from roq.coordination.locate import GcmClient
+from roq.errors import MessagesLost
 from roq.pubsub import subscriber as module
-from roq.pubsub.attachments import LISTING_SECONDS, REPLAY_SECONDS, Attachments
-from roq.pubsub.order import FrameEvent
+from roq.pubsub.attachments import LISTING_SECONDS
+from roq.pubsub.deferred import REPLAY_SECONDS
 from roq.pubsub.subscriber import Subscriber
+from roq.pubsub.subscription import Batch
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
-from roq.wire.frame import FrameKind, Header
+from roq.wire.frame import FrameKind, encode_control
+from tests.unit.past_rig import P, data, opens
 
 
 class Clock:
@@ -89,51 +92,72 @@ async def test_what_the_monitor_tells_during_the_close_attaches_to_nothing(subsc
     assert subscriber._attachments == {}
 
 
-def watermark(sequence: int, previous: int = 0) -> FrameEvent:
-    """As a publisher sends it, or (previous) an Exchange that has dropped."""
-    return FrameEvent(
-        b"", Header(0, FrameKind.WATERMARK, 7, 3, sequence, previous, 0, 0, 0), None, {"t": (sequence, sequence)}, 100
-    )
+def come(subscriber: Subscriber, id: str, *frames: bytes) -> None:
+    """Over the connection to this Exchange."""
+    (attachment,) = [one for one in subscriber._attachments.values() if one.exchange.id == id]
+    attachment.frames.extend(frames)
+    subscriber._read(attachment)
 
 
-async def test_what_was_said_before_a_connection_was_made_anew_waits_until_publishers_are_back(
-    subscriber: Subscriber, monkeypatch: pytest.MonkeyPatch
+def said(kind: FrameKind, id: str) -> bytes:
+    (exchange,) = exchanges(f"{id}/1")
+    return encode_control(kind, 0, 0, 0, exchange.token, 0)
+
+
+def watermark(path: int, last: int) -> bytes:
+    return encode_control(FrameKind.WATERMARK, P, path, last, {"t": (last, last)}, 0)
+
+
+def lost(subscriber: Subscriber) -> list[tuple[int, int]]:
+    """Ranges that were reported so far."""
+    return [(one.first, one.last) for one in subscriber._buffer if isinstance(one, MessagesLost)]
+
+
+def cut_off(subscriber: Subscriber, clock: Clock) -> None:
+    """It had message 1 of P through A, when its connection broke; now it is back, and the Monitor says that there were 3."""
+    subscriber._started = clock.now
+    come(subscriber, "A", said(FrameKind.ATTACHED, "A"), opens(P, 1, 0), data(P, 1, 1))
+    come(subscriber, "A", said(FrameKind.ATTACHED, "A"), watermark(1, 3))
+    assert lost(subscriber) == []
+
+
+async def test_what_was_lost_on_a_broken_connection_is_reported_when_it_does_not_come_again(
+    subscriber: Subscriber, clock: Clock
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr("roq.pubsub.links.time", clock)
-    all_of_them: Attachments = subscriber._exchanges
-    a, b = subscriber._attachments.values()
-    assert a.attached()
-    assert b.attached()
-    assert not all_of_them.defers(a, watermark(1), clock.now), "the first connection of all"
-    assert not a.attached()
-    assert all_of_them.defers(a, watermark(2), clock.now)
-    assert not all_of_them.defers(a, watermark(3, previous=1), clock.now), "nobody replays what was dropped"
-    assert not all_of_them.defers(b, watermark(4), clock.now)
-    clock.now += REPLAY_SECONDS / 2
-    assert list(all_of_them.ripe(clock.now)) == []
-    assert not a.attached()
-    clock.now += REPLAY_SECONDS / 2
-    assert list(all_of_them.ripe(clock.now)) == [], "it broke once more"
-    assert all_of_them.defers(a, watermark(5), clock.now)
-    clock.now += REPLAY_SECONDS / 2
-    assert [event.header.sequence for event in all_of_them.ripe(clock.now)] == [2, 5]
-    assert not all_of_them.defers(a, watermark(6), clock.now)
+    cut_off(subscriber, clock)
+    clock.now += REPLAY_SECONDS - 1.0
+    subscriber.report()
+    assert lost(subscriber) == []
+    clock.now += 1.0
+    subscriber.report()
+    assert lost(subscriber) == [(2, 3)]
 
 
-async def test_what_an_exchange_said_that_is_gone_does_not_count_and_what_waits_is_bounded(
-    subscriber: Subscriber, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a publisher that is gone as well the Monitor repeats it elsewhere."""
-    clock = Clock()
-    monkeypatch.setattr("roq.pubsub.links.time", clock)
-    monkeypatch.setattr("roq.pubsub.attachments.WAITING_BYTES_MAX", 1)
-    a, b = subscriber._attachments.values()
-    for one in (a, a, b, b):
-        one.attached()
-    assert subscriber._exchanges.defers(a, watermark(1), clock.now)
-    assert subscriber._exchanges.defers(b, watermark(2), clock.now), "and forgotten: there is no room"
-    a.close()
-    assert list(subscriber._exchanges.ripe(clock.now)) == []
-    assert subscriber._exchanges.defers(b, watermark(3), clock.now), "there is room again"
-    assert [event.header.sequence for event in subscriber._exchanges.ripe(clock.now + REPLAY_SECONDS)] == [3]
+async def test_what_its_publisher_replays_is_not_reported(subscriber: Subscriber, clock: Clock) -> None:
+    cut_off(subscriber, clock)
+    come(subscriber, "A", opens(P, 2, 0), data(P, 2, 1), data(P, 2, 2), data(P, 2, 3))
+    clock.now += REPLAY_SECONDS
+    subscriber.report()
+    assert lost(subscriber) == []
+    assert sum(one.header.count for one in subscriber._buffer if isinstance(one, Batch)) == 3
+
+
+async def test_where_the_exchange_has_retired_it_is_reported_at_once(subscriber: Subscriber, clock: Clock) -> None:
+    cut_off(subscriber, clock)
+    come(subscriber, "A", said(FrameKind.RETIRE, "A"))
+    subscriber.report()
+    assert lost(subscriber) == [(2, 3)]
+
+
+async def test_where_the_exchange_is_gone_it_is_reported_all_the_same(subscriber: Subscriber, clock: Clock) -> None:
+    cut_off(subscriber, clock)
+    subscriber.take(told("B/1"))
+    clock.now += REPLAY_SECONDS
+    subscriber.report()
+    assert lost(subscriber) == [(2, 3)]
+
+
+async def test_a_first_connection_says_at_once_what_is_missing(subscriber: Subscriber, clock: Clock) -> None:
+    subscriber._started = clock.now
+    come(subscriber, "A", said(FrameKind.ATTACHED, "A"), opens(P, 1, 0), data(P, 1, 1), watermark(1, 3))
+    assert lost(subscriber) == [(2, 3)]

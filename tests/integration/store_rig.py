@@ -19,7 +19,7 @@ from roq.errors import RoqError
 from roq.log.replicated.owner import LogKeeper
 from roq.log.replicated.reader import LogReader
 from roq.log.replicated.settings import LogSettings
-from roq.log.replicated.stores import StaticDirectory
+from roq.log.replicated.stores import StaticDirectory, Stores
 from roq.log.replicated.writer import LogWriter
 from roq.runtime.rpc import RpcClient
 from roq.testing.freezing import freeze
@@ -148,7 +148,8 @@ class StoreRig:
         self.log_id = uuid.uuid4().hex[:16]
         self.static = StaticDirectory({})
         self.stores: dict[str, Store] = {}
-        self._closing: list[LogWriter | LogReader | LogKeeper] = []
+        self.kept: Stores | None = None  # of all keepers
+        self._closing: list[LogWriter | LogReader | LogKeeper | Stores] = []
 
     async def start(self, hosts: str, folders: Sequence[Path] = ()) -> None:
         for host, folder in zip(hosts, folders or [self.directory / host for host in hosts], strict=True):
@@ -162,7 +163,10 @@ class StoreRig:
         return writer
 
     async def keeper(self, term: int = 1, settings: LogSettings = QUICK) -> LogKeeper:
-        keeper = await LogKeeper.take_over(self.session, self.log_id, self.static, settings, term)
+        if self.kept is None:
+            self.kept = Stores(self.static)
+            self._closing.append(self.kept)
+        keeper = await LogKeeper.take_over(self.session, self.log_id, self.kept, settings, term)
         self._closing.append(keeper)
         return keeper
 

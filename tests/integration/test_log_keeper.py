@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from roq.coordination import paths
@@ -126,6 +127,34 @@ async def test_a_keeper_closes_what_a_killed_writer_left(rig: StoreRig) -> None:
     assert {position: found[position] for position in load.acked} == load.acked
     assert set(found.values()) <= load.tried
     assert await rig.reader().read(segment.last) == []
+
+
+def connections(rig: StoreRig) -> int:
+    """From here to stores."""
+    ports = {int(store.endpoint.rpartition(":")[2]) for store in rig.stores.values()}
+    found = psutil.Process().net_connections("tcp")
+    return sum(bool(one.raddr) and one.status == psutil.CONN_ESTABLISHED and one.raddr.port in ports for one in found)
+
+
+async def test_keepers_of_many_logs_share_their_connections(rig: StoreRig) -> None:
+    """A recorded queue keeps the tapes of all lives of its Exchanges, for days."""
+    await rig.start("abc")
+    keepers, logs = [], [rig.log_id, *[f"{rig.log_id}{number}" for number in range(7)]]
+    for rig.log_id in logs:
+        writer = await rig.writer()
+        load = Load(writer, "one")
+        await load.grow(10)
+        await writer.close()
+        await load.ended()
+        keepers.append(await rig.keeper())
+    for keeper in keepers:
+        for host in "abc":
+            assert await keeper.stores.segments(host, f"{keeper.log_id}~")
+    async with asyncio.timeout(10):
+        while connections(rig) > len(rig.stores):  # those of the take-overs are being closed
+            await asyncio.sleep(0.02)
+    keepers[0].close()
+    assert await keepers[1].stores.segments("a", f"{keepers[1].log_id}~"), "the others go on"
 
 
 async def test_a_keeper_fences_the_writer_and_the_next_keeper_the_first_one(rig: StoreRig) -> None:

@@ -14,7 +14,6 @@ from roq.coordination.session import Session
 from roq.errors import Closed, LogFenced, LogUnavailable, RoqError
 from roq.log.replicated import metadata
 from roq.log.replicated.chain import Chain
-from roq.log.replicated.health import Directory
 from roq.log.replicated.metadata import Change, LogMeta
 from roq.log.replicated.repair import OpenPart
 from roq.log.replicated.settings import LogSettings
@@ -99,23 +98,21 @@ class LogKeeper(LogOwner):
     """Made by `take_over`."""
 
     @classmethod
-    async def take_over(
-        cls, session: Session, log_id: str, directory: Directory, settings: LogSettings, term: int
-    ) -> LogKeeper:
-        """Fence every earlier owner and close what it left. Raises LogFenced (also if there is no such log), LogUnavailable,
-        DataLost."""
-        chain, stores = Chain(session, log_id), Stores(directory)
+    async def take_over(cls, session: Session, log_id: str, stores: Stores, settings: LogSettings, term: int) -> LogKeeper:
+        """Fence every earlier owner and close what it left. stores: the caller's, for all logs that it keeps; a take-over has
+        connections of its own while it lasts. Raises LogFenced (also if there is no such log), LogUnavailable, DataLost."""
+        chain, own = Chain(session, log_id), Stores(stores.directory)
 
         async def finish(taking: TakeOver) -> Change:
             return await taking.end()
 
-        await take(log_id, chain, stores, settings, term, finish)
+        await take(log_id, chain, own, settings, term, finish)
+        own.close()
         return cls(log_id, chain, stores)
 
     def close(self) -> None:
         """Stop; the log stays as it is."""
         self._stop(Closed("the log's keeper was closed"))
-        self.stores.close()
 
 
 async def take(

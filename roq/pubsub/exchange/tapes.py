@@ -22,7 +22,7 @@ from roq.log.replicated.metadata import LogMeta
 from roq.log.replicated.owner import LogKeeper, LogOwner, now_ms
 from roq.log.replicated.repairer import LogRepairer
 from roq.log.replicated.settings import LogSettings, RepairSettings
-from roq.log.replicated.stores import StoreDirectory
+from roq.log.replicated.stores import StoreDirectory, Stores
 from roq.pubsub.exchange.forwarder import Forwarder
 from roq.pubsub.exchange.recorder import TERM, Recorder
 from roq.pubsub.exchange.retention import SEGMENTS_MAX, ExpiryClock, expired
@@ -77,6 +77,7 @@ class TapeCare:
         self._recorder: Recorder | None = None
         self._writing: asyncio.Task[None] | None = None  # of it, or the end of what was recorded before
         self._found: asyncio.Future[tuple[Session, StoreDirectory]] = asyncio.get_running_loop().create_future()
+        self._stores: Stores | None = None  # of all tapes that are kept, since that is found
         self._kept: dict[str, KeptTape] = {}
         self._clock = ExpiryClock()
         self._adopting: dict[str, asyncio.Task[None]] = {}  # by log: it is being taken over
@@ -108,6 +109,8 @@ class TapeCare:
         self._recorder = self._forwarder.recorder = None
         await self._tasks.stop()
         await asyncio.gather(*(kept.close() for kept in self._kept.values()))
+        if self._stores is not None:
+            self._stores.close()
         if self._found.done():
             session, directory = self._found.result()
             directory.close()
@@ -141,11 +144,12 @@ class TapeCare:
         except BaseException:
             await session.close()
             raise
+        self._stores = stores = Stores(directory)
         self._found.set_result((session, directory))
         looks = 0
         while True:
             try:
-                await self._look(session, directory, expire=looks % EXPIRE_EVERY == 0)
+                await self._look(session, stores, directory, expire=looks % EXPIRE_EVERY == 0)
                 looks += 1
             except RoqError as error:
                 log.info("the queue's tapes can't be maintained now, retrying: %s", error)
@@ -153,7 +157,7 @@ class TapeCare:
 
     # --- looking after them -------------------------------------------------------------------------------------------
 
-    async def _look(self, session: Session, directory: StoreDirectory, *, expire: bool) -> None:
+    async def _look(self, session: Session, stores: Stores, directory: StoreDirectory, *, expire: bool) -> None:
         recording = self._recording
         if recording is None:
             return
@@ -169,7 +173,7 @@ class TapeCare:
             await self._roll(self._recorder, recording.record)
         for log_id in [log_id for log_id, kept in self._kept.items() if log_id not in mine or kept.keeper.error is not None]:
             await self._kept.pop(log_id).close()
-        self._adopt_all(mine, partial(self._adopt, session, directory, record=recording.record))
+        self._adopt_all(mine, partial(self._adopt, session, stores, directory, record=recording.record))
         if expire:
             await self._expire(recording, tapes, directory.hosts())
         await self._forget_empty(session, exchanges)
@@ -184,11 +188,11 @@ class TapeCare:
             if len(self._adopting) < ADOPTED_AT_ONCE and now >= at:
                 self._adopting[log_id] = self._tasks.start(adopt(log_id), f"take-over of {log_id}")
 
-    async def _adopt(self, session: Session, directory: StoreDirectory, log_id: str, *, record: Record) -> None:
+    async def _adopt(self, session: Session, stores: Stores, directory: StoreDirectory, log_id: str, *, record: Record) -> None:
         write, ack = record.quorums(len(directory.hosts()))
         settings = LogSettings(write_quorum=write, ack_quorum=ack)
         try:
-            keeper = await LogKeeper.take_over(session, log_id, directory, settings, TERM)
+            keeper = await LogKeeper.take_over(session, log_id, stores, settings, TERM)
         except LogFenced as error:
             log.info("tape adopted by another Exchange", extra={"fields": {"log": log_id, "reason": str(error)}})
             return

@@ -70,6 +70,8 @@ class DeferredWatermarks:
         known = self._waiting.get(key)
         if known is None and self._bytes >= DEFER_BYTES_MAX:
             return False
+        if known is not None and _order(watermark) < _order(known.watermark):
+            return True  # one that overtook it says more
         self._bytes += _size(watermark) - (_size(known.watermark) if known is not None else 0)
         self._waiting[key] = _Deferred(exchange.id, watermark, known.came if known is not None else now)
         return True
@@ -83,6 +85,11 @@ class DeferredWatermarks:
                 self._bytes -= _size(watermark)
                 yield watermark
         self._anew = {token: at for token, at in self._anew.items() if now < at + REPLAY_SECONDS}
+
+
+def _order(watermark: FrameEvent) -> tuple[int, int]:
+    """Which of two watermarks of one publisher is the newer."""
+    return watermark.header.path, watermark.header.sequence
 
 
 def _size(watermark: FrameEvent) -> int:

@@ -60,6 +60,7 @@ def test_a_later_one_of_the_same_topics_takes_its_place(reader: Reader) -> None:
     for number in range(1, 1000):
         assert reader.defers(A, watermark(number))
     assert reader.defers(A, watermark(1000, "t", "u"))
+    assert reader.defers(A, watermark(998)), "late itself, it says nothing new"
     assert reader.after(REPLAY_SECONDS) == [999, 1000]
 
 

@@ -49,6 +49,7 @@ def states(pid: int) -> set[str]:
     return {path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")}
 
 
+@pytest.mark.quick
 def test_no_thread_runs_when_it_returns(busy: subprocess.Popen[str]) -> None:
     for _ in range(20):
         freeze(busy.pid)

@@ -63,7 +63,7 @@ async def look(care: TapeCare, monkeypatch: pytest.MonkeyPatch, *logs: str) -> N
     record = QueueRecord("q", QueueSettings(), True, "h", 1, {"me": "h"}, 0.0, record=Record())
     session: Any = Mock(get=AsyncMock(return_value=Mock(data=to_json(record))))
     monkeypatch.setattr(module, "read_tapes", AsyncMock(return_value={log: LogMeta() for log in logs}))
-    await care._look(session, Mock(hosts=lambda: ["h"]), expire=False)
+    await care._look(session, Mock(directory=Mock(hosts=lambda: ["h"])), expire=False)
     for _ in range(10):
         await asyncio.sleep(0)
 

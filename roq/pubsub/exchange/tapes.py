@@ -149,7 +149,7 @@ class TapeCare:
         looks = 0
         while True:
             try:
-                await self._look(session, stores, directory, expire=looks % EXPIRE_EVERY == 0)
+                await self._look(session, stores, expire=looks % EXPIRE_EVERY == 0)
                 looks += 1
             except RoqError as error:
                 log.info("the queue's tapes can't be maintained now, retrying: %s", error)
@@ -157,8 +157,8 @@ class TapeCare:
 
     # --- looking after them -------------------------------------------------------------------------------------------
 
-    async def _look(self, session: Session, stores: Stores, directory: StoreDirectory, *, expire: bool) -> None:
-        recording = self._recording
+    async def _look(self, session: Session, stores: Stores, *, expire: bool) -> None:
+        recording, directory = self._recording, stores.directory
         if recording is None:
             return
         tapes = await read_tapes(session, recording.tapes)
@@ -173,7 +173,7 @@ class TapeCare:
             await self._roll(self._recorder, recording.record)
         for log_id in [log_id for log_id, kept in self._kept.items() if log_id not in mine or kept.keeper.error is not None]:
             await self._kept.pop(log_id).close()
-        self._adopt_all(mine, partial(self._adopt, session, stores, directory, record=recording.record))
+        self._adopt_all(mine, partial(self._adopt, session, stores, record=recording.record))
         if expire:
             await self._expire(recording, tapes, directory.hosts())
         await self._forget_empty(session, exchanges)
@@ -188,8 +188,8 @@ class TapeCare:
             if len(self._adopting) < ADOPTED_AT_ONCE and now >= at:
                 self._adopting[log_id] = self._tasks.start(adopt(log_id), f"take-over of {log_id}")
 
-    async def _adopt(self, session: Session, stores: Stores, directory: StoreDirectory, log_id: str, *, record: Record) -> None:
-        write, ack = record.quorums(len(directory.hosts()))
+    async def _adopt(self, session: Session, stores: Stores, log_id: str, *, record: Record) -> None:
+        write, ack = record.quorums(len(stores.directory.hosts()))
         settings = LogSettings(write_quorum=write, ack_quorum=ack)
         try:
             keeper = await LogKeeper.take_over(session, log_id, stores, settings, TERM)

@@ -187,7 +187,6 @@ class Driver:
         self._tries: dict[int, int] = {}
         self._timers: list[asyncio.TimerHandle] = []
         self._running: asyncio.Task[None] | None = None
-        self._chance = random.Random()
         self._inquirer = Inquirer(context.links.request, plan.record)
 
     @property
@@ -200,10 +199,12 @@ class Driver:
         self._running = self._context.term.tasks.start(self._run(), f"shuffle {self.record.name}")
 
     def stop(self) -> None:
-        """It is gone: nothing holds on to it."""
+        """It is gone: nothing holds on to it, nor does it to what holds on to it. What goes round in a circle stays until
+        Python looks for circles, which it does the more seldom the more a process has."""
         self._leave(ShuffleNotFound(f"shuffle {self.record.name!r} was removed"))
         if self._running is not None:
             self._running.cancel()
+        self._running = None
 
     def feed(self, event: Event) -> None:
         """Let this happen."""
@@ -214,8 +215,7 @@ class Driver:
 
     async def submit(self, event: Event) -> None:
         """Let this happen; returns when it was written, if that was needed. Raises what the machine raises, NotLeader."""
-        if self.given_up is not None:
-            raise self.given_up
+        self._check()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._events.append((event, future))
         self._work.set()
@@ -224,8 +224,7 @@ class Driver:
     async def until(self, done: Callable[[ShuffleRecord], bool]) -> ShuffleRecord:
         """The first record of which `done` is true. Raises what it raises, NotLeader."""
         while not done(self.record):
-            if self.given_up is not None:
-                raise self.given_up
+            self._check()
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._changed[future] = None
             try:
@@ -233,6 +232,11 @@ class Driver:
             finally:
                 del self._changed[future]
         return self.record
+
+    def _check(self) -> None:
+        """Raises why it was given up: an error of its own for each who asks, as an error that is raised holds on to them."""
+        if self.given_up is not None:
+            raise type(self.given_up)(str(self.given_up))
 
     async def _or_over(self, future: asyncio.Future[None]) -> None:
         over: list[asyncio.Future[Any]] = [future, self._context.term.ended]
@@ -269,12 +273,14 @@ class Driver:
         self.given_up = reason
         for _, answer in self._events:
             if answer is not None and not answer.done():
-                answer.set_exception(reason)
+                answer.set_exception(type(reason)(str(reason)))
         self._events.clear()
         for timer in self._timers:
             timer.cancel()
         for task in self._asking.values():
             task.cancel()
+        self._timers.clear()
+        self._asking.clear()
         self._tell_changed()
 
     async def _handle(self, event: Event, answer: asyncio.Future[None] | None) -> None:
@@ -378,7 +384,7 @@ class Driver:
             }
             log.info("request to a follower failed", extra={"fields": fields})
             longest = min(PAUSE_SECONDS[0] * 2**tries, PAUSE_SECONDS[1])
-            await asyncio.sleep(longest * (0.5 + 0.5 * self._chance.random()))
+            await asyncio.sleep(longest * (0.5 + 0.5 * random.random()))
             self.feed(events.FollowerFailed(ask.id, isinstance(error, DataLost)))
 
     def _addressed(self, request: wire.Request) -> wire.Request:

@@ -141,5 +141,8 @@ def _steady(result: ChaosResult) -> list[tuple[str, str]]:
     return [
         ("processes judged", f"{len(judged)} of {len(taken.lives)}"),
         ("not steady", f"{len(taken.problems)}"),
-        ("znodes", f"{taken.znodes.first} at first, {taken.znodes.last} at last, {taken.znodes.most} at most"),
+        *(
+            (name, f"{trend.first} at first, {trend.last} at last, {trend.most} at most")
+            for name, trend in (("znodes", taken.znodes), ("of tapes", taken.tapes), ("of shuffles", taken.shuffles))
+        ),
     ]

@@ -20,6 +20,7 @@ from roq.tools.chaos.resources import (
     Resources,
     ResourceSample,
     Series,
+    ZnodeCount,
     judge,
     warm_up,
 )
@@ -30,7 +31,7 @@ from roq.tools.chaos.watch import read
 MIB = 1 << 20
 HOUR = 3600.0
 STEADY = ResourceSample(50 * MIB, 10 * MIB, 30, 5)
-ZNODES = [(float(at), 40) for at in range(0, int(HOUR), 5)]
+ZNODES = [ZnodeCount(float(at), 40) for at in range(0, int(HOUR), 5)]
 
 
 def life(reading_at: Callable[[float], ResourceSample], begin: float = 0.0, end: float = HOUR) -> Series:
@@ -40,7 +41,7 @@ def life(reading_at: Callable[[float], ResourceSample], begin: float = 0.0, end:
     return series
 
 
-def judged(reading_at: Callable[[float], ResourceSample], *, znodes: list[tuple[float, int]] = ZNODES) -> Resources:
+def judged(reading_at: Callable[[float], ResourceSample], *, znodes: list[ZnodeCount] = ZNODES) -> Resources:
     return judge([life(reading_at)], znodes, HOUR)
 
 
@@ -95,8 +96,22 @@ def test_descriptors_threads_and_znodes_may_not_grow() -> None:
     assert "descriptors grow" in judged(later(STEADY._replace(descriptors=31 + DESCRIPTORS_MORE))).problems[0]
     assert judged(later(STEADY._replace(descriptors=3))).problems == ()
     assert "threads grow" in judged(later(STEADY._replace(threads=6 + THREADS_MORE))).problems[0]
-    grown = [(at, 40 if at < 3000 else 41 + ZNODES_MORE) for at, _ in ZNODES]
+    grown = [one._replace(nodes=40 if one.at < 3000 else 41 + ZNODES_MORE) for one in ZNODES]
     assert "znodes grow" in judged(lambda _: STEADY, znodes=grown).problems[0]
+
+
+def test_znodes_that_go_when_it_is_time_are_no_growth_but_shuffles_may_not_pile_up() -> None:
+    def tapes(at: float) -> int:
+        return int(at) // 150
+
+    def shuffles(at: float, per_minute: int) -> int:
+        return 20 + int(at) * per_minute // 60
+
+    kept = [ZnodeCount(at, 40 + tapes(at) + 20 + int(at) % 20, tapes(at), 20 + int(at) % 20) for at, *_ in ZNODES]
+    found = judged(lambda _: STEADY, znodes=kept)
+    assert (found.problems, found.znodes.most, found.tapes.last) == ((), 40, tapes(HOUR - 5))
+    left = [ZnodeCount(at, 40 + shuffles(at, 2), 0, shuffles(at, 2)) for at, *_ in ZNODES]
+    assert "znodes of shuffles grow" in judged(lambda _: STEADY, znodes=left).problems[0]
 
 
 def test_who_lived_shortly_is_not_judged_and_nobody_judged_is_a_problem() -> None:

@@ -30,7 +30,18 @@ MEMORY_FLOOR = 1 << 20  # bytes that are allowed where MEMORY_SHARE is less
 CLIENT_FLOOR = 8 << 20
 # No window has so many more than the first one. An HCM has descriptors for each process of its host, and they move; a GCM
 # that begins to lead has connections to hosts, stores and clients, 18 more in a cluster of three hosts.
-DESCRIPTORS_MORE, THREADS_MORE, ZNODES_MORE = 24, 4, 8
+# A pool takes a thread more when all it has are busy, however late; a store has six pools, two of them pyarrow's.
+DESCRIPTORS_MORE, THREADS_MORE, ZNODES_MORE = 24, 8, 8
+
+
+class ZnodeCount(NamedTuple):
+    """How many there are, seconds after the start of the load; tapes: of tapes, which stay until they expire; shuffles: of
+    shuffles, which stay for a minute after they were removed: as many as are made in a minute."""
+
+    at: float
+    nodes: int
+    tapes: int = 0
+    shuffles: int = 0
 
 
 class ResourceSample(NamedTuple):
@@ -88,8 +99,8 @@ class Life(msgspec.Struct, frozen=True):
 
 
 class Resources(msgspec.Struct, frozen=True):
-    """What all processes took. znodes: of the whole ensemble, which serves this cluster alone. problems: what is not steady;
-    beyond: who had more memory than a process may ever have."""
+    """What all processes took. znodes: of the whole ensemble, which serves this cluster alone, but for those of tapes and of
+    shuffles. problems: what is not steady; beyond: who had more memory than a process may ever have."""
 
     warm_up_seconds: float
     memory_share: float
@@ -100,6 +111,8 @@ class Resources(msgspec.Struct, frozen=True):
     znodes_more: int
     lives: tuple[Life, ...]
     znodes: Trend
+    tapes: Trend
+    shuffles: Trend
     problems: tuple[str, ...]
     beyond: tuple[str, ...]
 
@@ -109,13 +122,17 @@ def warm_up(seconds: float) -> float:
     return min(WARM_UP_SECONDS, seconds * WARM_UP_SHARE)
 
 
-def judge(series: Sequence[Series], znodes: Sequence[tuple[float, int]], seconds: float) -> Resources:
-    """The verdict on a run with `seconds` of load. znodes: (seconds, count)."""
+def judge(series: Sequence[Series], znodes: Sequence[ZnodeCount], seconds: float) -> Resources:
+    """The verdict on a run with `seconds` of load."""
     warm = warm_up(seconds)
     lives = tuple(_life(one, warm) for one in series if one.at)
-    nodes = _trend([at for at, _ in znodes], [count for _, count in znodes], warm)
+    at = [one.at for one in znodes]
+    nodes = _trend(at, [one.nodes - one.tapes - one.shuffles for one in znodes], warm)
+    tapes, shuffles = (_trend(at, [getattr(one, kind) for one in znodes], warm) for kind in ("tapes", "shuffles"))
     problems = [f"{life.machine} {life.name} (pid {life.pid}): {text}" for life in lives for text in life.problems]
     problems += _more("znodes", nodes, ZNODES_MORE)
+    if shuffles.windows:
+        problems += _more("znodes of shuffles", shuffles, round(shuffles.windows[0]) + ZNODES_MORE)
     if not any(life.judged for life in lives):
         problems.append("no process lived long enough to be judged")
     if not nodes.windows:
@@ -130,6 +147,8 @@ def judge(series: Sequence[Series], znodes: Sequence[tuple[float, int]], seconds
         znodes_more=ZNODES_MORE,
         lives=lives,
         znodes=nodes,
+        tapes=tapes,
+        shuffles=shuffles,
         problems=tuple(problems),
         beyond=tuple(
             f"D6: {life.machine} {life.name} (pid {life.pid}) had {life.memory.most / 2**20:.0f} MiB"

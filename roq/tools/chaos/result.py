@@ -11,7 +11,7 @@ from msgspec import structs
 from roq.errors import CallError
 from roq.tools.chaos.administration import RequestCounts
 from roq.tools.chaos.history import FaultDone, SubscriberHistory
-from roq.tools.chaos.resources import Resources, Series
+from roq.tools.chaos.resources import Resources, Series, ZnodeCount
 from roq.tools.chaos.schedule import LoadKind
 from roq.tools.chaos.verdict import COUNTS, Gap, LoadOutcome, LoadVerdict, Share, Verdict
 from roq.tools.charts import Band, ChartLine, Panel, draw, since
@@ -96,13 +96,13 @@ def with_violation(found: ChaosResult, text: str) -> ChaosResult:
 
 
 class ChaosRun(msgspec.Struct, frozen=True):
-    """The result, and what its charts are drawn from. znodes: (seconds, count)."""
+    """The result, and what its charts are drawn from."""
 
     result: ChaosResult
     heard: list[SubscriberHistory]
     seconds: float
     series: list[Series]
-    znodes: list[tuple[float, int]]
+    znodes: list[ZnodeCount]
 
 
 def result(
@@ -165,7 +165,7 @@ def timeline(title: str, heard: Sequence[SubscriberHistory], faults: Sequence[Fa
 
 
 def memory(
-    title: str, series: Sequence[Series], znodes: Sequence[tuple[float, int]], faults: Sequence[FaultDone], seconds: float
+    title: str, series: Sequence[Series], znodes: Sequence[ZnodeCount], faults: Sequence[FaultDone], seconds: float
 ) -> str:
     """Anonymous memory of each process, one panel per machine and kind; a line is one life, the longest in another colour."""
     groups: dict[tuple[str, str], list[Series]] = {}
@@ -183,6 +183,6 @@ def memory(
             points = [(at, value / 2**20) for at, value in zip(one.at, one.column("memory"), strict=True)]
             lines.append(ChartLine("", MARK_COLOUR if one is longest else LINE_COLOUR, points))
         panels.append(Panel(name, lines))
-    panels.append(Panel("znodes", [ChartLine("", LINE_COLOUR, [(at, float(count)) for at, count in znodes])], "whole"))
+    panels.append(Panel("znodes", [ChartLine("", LINE_COLOUR, [(one.at, float(one.nodes)) for one in znodes])], "whole"))
     # only the marks: an hour has too many faults for names
     return draw(title, "", panels, 0.0, seconds, bands=_bands(faults, named=False), across=since)

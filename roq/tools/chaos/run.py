@@ -60,9 +60,9 @@ class Observers:
 
     def __init__(self, cluster: TestedCluster, started: float, every_seconds: float, loads: int) -> None:
         self._cluster, self._started, self._every = cluster, started, every_seconds
-        self.watch = ResourceWatch(cluster, loads)
-        self.administration = Administration(cluster.zookeeper)
         self._witness = Witness(cluster.zookeeper)
+        self.watch = ResourceWatch(cluster, self._witness, loads)
+        self.administration = Administration(cluster.zookeeper)
         self._tasks: list[asyncio.Task[None]] = []
         self._open = AsyncExitStack()
 

@@ -23,7 +23,7 @@ from roq.errors import RoqError, ZooKeeperUnavailable
 from roq.testing import TestedCluster
 from roq.testing.cluster import CLIENT, HostProcess
 from roq.tools.chaos.invariants import EpochWritten, HostReported, Order, Seen, Term
-from roq.tools.chaos.resources import CLIENT_FLOOR, MEMORY_FLOOR, ResourceSample, Series
+from roq.tools.chaos.resources import CLIENT_FLOOR, MEMORY_FLOOR, ResourceSample, Series, ZnodeCount
 from roq.tools.local.zookeeper import server_status
 from roq.wire.assignment import Assignment, HostReport, QueueRecord, from_json
 from roq.wire.work_queue import WorkQueueRecord
@@ -33,15 +33,17 @@ ZOOKEEPER_SECONDS = 2.0
 WITNESS_SECONDS = 1.0
 REMOVAL_KEPT_SECONDS = 75.0  # a GCM keeps it for 60 s
 ZOOKEEPER_COUNTS = "Node count:"
+TAPE = "tape."
 
 
 class ResourceWatch:
-    """`await watch.run(started)` until it is cancelled; then `series` and `znodes` tell it all. loads: that the client is."""
+    """`await watch.run(started)` until it is cancelled; then `series` and `znodes` tell it all. witness: entered; loads: that
+    the client is."""
 
-    def __init__(self, cluster: TestedCluster, loads: int = 1, every_seconds: float = EVERY_SECONDS) -> None:
-        self._cluster, self._every, self._client_floor = cluster, every_seconds, CLIENT_FLOOR * loads
+    def __init__(self, cluster: TestedCluster, witness: Witness, loads: int = 1, every_seconds: float = EVERY_SECONDS) -> None:
+        self._cluster, self._witness, self._every, self._client_floor = cluster, witness, every_seconds, CLIENT_FLOOR * loads
         self._lives: dict[tuple[int, str], Series] = {}
-        self.znodes: list[tuple[float, int]] = []
+        self.znodes: list[ZnodeCount] = []
 
     @property
     def series(self) -> list[Series]:
@@ -75,9 +77,12 @@ class ResourceWatch:
         series.add(round(time.monotonic() - started, 1), reading)
 
     async def _count_znodes(self, started: float) -> None:
-        count = await znodes(self._cluster.zookeeper)
-        if count is not None:
-            self.znodes.append((round(time.monotonic() - started, 1), count))
+        if (count := await znodes(self._cluster.zookeeper)) is None:
+            return
+        with contextlib.suppress(ZooKeeperUnavailable, TimeoutError):
+            async with asyncio.timeout(ZOOKEEPER_SECONDS):
+                tapes, shuffles = await self._witness.passing()
+            self.znodes.append(ZnodeCount(round(time.monotonic() - started, 1), count, tapes, shuffles))
 
 
 def read(pid: int) -> tuple[str, ResourceSample | None]:
@@ -165,6 +170,17 @@ class Witness:
                 now.add(Term(node.mzxid, f"{queue} (its masters) made at {node.czxid}", served.term, served.master_host))
         self.seen |= now
         return now
+
+    async def passing(self) -> tuple[int, int]:
+        """How many znodes of tapes and of shuffles there are, which go when it is time. Raises ZooKeeperUnavailable."""
+        tapes = [log for log in await self._open.children(paths.logs()) if log.startswith(TAPE)]
+        shuffles = await self._open.children(paths.SHUFFLES)
+        return len(tapes), sum(await asyncio.gather(*(self._count(paths.shuffle(id)) for id in shuffles)))
+
+    async def _count(self, path: str) -> int:
+        """This node and all below it."""
+        below = [self._count(f"{path}/{name}") for name in await self._open.children(path)]
+        return 1 + sum(await asyncio.gather(*below))
 
     async def transactions(self) -> list[str]:
         """Paths of what is under way. Raises ZooKeeperUnavailable."""

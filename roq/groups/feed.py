@@ -12,6 +12,7 @@ log behind what was fed, so the next master goes on there and the publishers' nu
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,7 @@ from roq.wire.recording import TapePosition
 from roq.wire.work_queue import GroupOrder, GroupSource
 from roq.workqueue.records import FeedMessages
 
-KEEP_SECONDS = 0.2  # between two positions that are kept
+KEEP_SECONDS = 0.2, 1.0  # between two positions that are kept, and between two looks while nothing comes
 LAG_SECONDS = 1.0, 5.0  # between two looks at how many messages follow: at the end of the tapes, and when stores were asked
 PAUSE_SECONDS = 0.1, 5.0  # between two tries, the first and the longest
 FEED_COUNT = 1_000  # messages fed at once
@@ -111,15 +112,15 @@ async def _read(client: GcmClient, source: GroupSource, intake: Intake) -> None:
 
     start = begin(source, intake.position)
     subscriber = FeedReader(client, source.queue, source.topics, on_lost, start, "stored", where=source.where)
-    keeper = Tasks(lambda error: subscriber.fail(ProcessFailed(f"the feed failed: {error}")))
+    keeper, came = Tasks(lambda error: subscriber.fail(ProcessFailed(f"the feed failed: {error}"))), asyncio.Event()
     async with subscriber:
         if (found := subscriber.position) is None or found.tapes != source.tapes:
             raise NotRecorded(f"queue {source.queue!r} was created anew: this group belongs to the one before")
         intake.reached(found.done)  # where it begins, in any case
-        keeper.start(_keep(subscriber, intake), "feed position")
+        keeper.start(_keep(subscriber, intake, came), "feed position")
         keeper.start(_measure(subscriber, intake), "feed lag")
         try:
-            await _feed(subscriber, source.order is GroupOrder.TOPIC, intake)
+            await _feed(subscriber, source.order is GroupOrder.TOPIC, intake, came)
         finally:
             await keeper.stop()
 
@@ -145,17 +146,23 @@ class HeaderReports:
         report("%s %s: %s (messages like this since the last report: %s)", named, kind, error, self._untold.pop(kind))
 
 
-async def _feed(subscriber: Subscriber, ordered: bool, intake: Intake) -> None:
+async def _feed(subscriber: Subscriber, ordered: bool, intake: Intake, came: asyncio.Event) -> None:
     reports = HeaderReports(time.monotonic)
     async for batch in subscriber.batches():
         for begin in range(0, len(batch), FEED_COUNT):
             await intake.take(list(_records(batch[begin : begin + FEED_COUNT], ordered, intake.now(), reports)))
+        came.set()
 
 
-async def _keep(subscriber: Subscriber, intake: Intake) -> None:
+async def _keep(subscriber: Subscriber, intake: Intake, came: asyncio.Event) -> None:
     """A position counts what was taken before the batch in progress, all of which is in the intake by now."""
+    between, idle = KEEP_SECONDS
     while True:
-        await asyncio.sleep(KEEP_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(idle):
+                await came.wait()
+        came.clear()
+        await asyncio.sleep(between)
         if (position := subscriber.position) is not None:
             intake.reached(position.done)
         now = intake.now()

@@ -8,6 +8,7 @@ was not acknowledged then is *unknown*: it may be in the log.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -47,6 +48,7 @@ class LogWriter(LogOwner):
         self._held: list[bytes] = []  # taken while the next segment is being opened
         self._held_bytes = 0
         self._drained = asyncio.Event()
+        self._written = asyncio.Event()  # something, since nothing was to be looked after
         self._rolling = False
         self._snapshots = 0  # begun
         self._confirm_timer: asyncio.TimerHandle | None = None
@@ -130,6 +132,7 @@ class LogWriter(LogOwner):
             appending.append(entry)
             self._health.took(entry)
         self._dones.append(done)
+        self._written.set()
         self._flush()
 
     def _flush(self) -> None:
@@ -229,7 +232,7 @@ class LogWriter(LogOwner):
     async def _look_after(self) -> None:
         """Send again what was lost, replace nodes that fail, roll."""
         while self._error is None:
-            await asyncio.sleep(self.settings.check_seconds)
+            await self._until_due()
             if time.monotonic() - self._told_at >= self.settings.confirm_again_seconds:
                 self._tell_confirmed()
             appending, health = self._appending, self._health
@@ -250,6 +253,17 @@ class LogWriter(LogOwner):
                 await self.roll(fewer_of=fewer_of)
             elif await self._repair_due(health, now):
                 await self.roll(None if health.any_lost else health.sound)
+
+    async def _until_due(self) -> None:
+        """Until all is to be looked at again. That is seldom while every node has all that was written: of many logs few are
+        written."""
+        appending = self._appending
+        if not (appending.paced or appending.changing or any(appending.behind(node) for node in appending.nodes)):
+            self._written.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._told_at + self.settings.confirm_again_seconds - time.monotonic()):
+                    await self._written.wait()
+        await asyncio.sleep(self.settings.check_seconds)
 
     def _nodes(self) -> frozenset[str]:
         """Of all of the open segment."""

@@ -60,7 +60,7 @@ SECONDS_MIN = 60.0  # that a run simulates
 GIVEN_MIN = {
     What.MESSAGES: 100,
     What.TASKS: 100,
-    What.SHUFFLE: 30,
+    What.SHUFFLE: 20,
     What.RECORDED: 100,
     What.DURABLES: 100,
     What.PRODUCERS: 100,

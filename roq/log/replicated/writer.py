@@ -384,6 +384,7 @@ class LogWriter(LogOwner):
         for entry in held:
             self._appending.append(entry)
             self._health.took(entry)
+        self._written.set()
         self._flush()
 
     # --- snapshots and metadata ---------------------------------------------------------------------------------------

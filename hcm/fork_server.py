@@ -36,6 +36,7 @@ from roq.wire.process import ChildSpec
 MESSAGE_BYTES_MAX = 128 * 1024  # one order; a specification is a few hundred bytes
 DESCRIPTORS_MAX = 1 << 20
 OUT_OF_MEMORY_SCORE = Path("/proc/self/oom_score_adj")
+THREADS = "the fork server has threads ({}), whose locks a copy of it might inherit: start none in sitecustomize or a .pth file"
 EXIT_DEFECT = 70  # a child's main raised something that is no RoqError (EX_SOFTWARE)
 
 
@@ -101,7 +102,9 @@ def serve(link: socket.socket) -> ChildSpec | None:
 
 def _fork(link: socket.socket, name: str) -> bool:
     """True in the child."""
-    assert threading.active_count() == 1, "a process with threads must not fork"
+    if threads := [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]:
+        _say(link, NotForked(name, THREADS.format(", ".join(threads))))
+        return False
     try:
         pid = os.fork()
     except OSError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hcm.children import CODE_WAIT_SECONDS, Children
-from hcm.supervisor import Event, Exited, Forked, ProcessReady
+from hcm.supervisor import Event, Exited, Forked, ForkFailed, ProcessReady
 from roq.runtime.liveness import HeartbeatBoard
 from roq.runtime.observe import Counters
 from roq.testing.freezing import freeze
@@ -153,3 +153,16 @@ async def test_a_fork_server_that_hangs_holds_up_a_childs_end_for_a_while_only(h
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(LATE_SECONDS):  # what the fork server tells now is of no process any more
             await host.events.get()
+
+
+async def test_threads_that_start_with_every_python_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), name='agent', daemon=True).start()\n"
+    (tmp_path / "sitecustomize.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), *filter(None, (os.environ.get("PYTHONPATH"),)))))
+    host = Host(tmp_path)
+    await host.children.start()
+    host.fork("good")
+    failed = await host.next()
+    assert isinstance(failed, ForkFailed)
+    assert "threads (agent)" in failed.reason
+    await host.children.close()

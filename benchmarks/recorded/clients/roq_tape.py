@@ -220,6 +220,32 @@ def member_lists(run: Run) -> list[bytes]:
     return uvloop.run(body())
 
 
+def member_overlapped(run: Run) -> list[bytes]:
+    """`lease` of 1,000 while the 1,000 before them are acknowledged: two syncs of the disk at a time."""
+
+    async def body() -> list[bytes]:
+        taken: list[bytes] = []
+        async with roq.connect(run.address) as cluster:
+            await asyncio.to_thread(run.begin)
+            await _make_group(cluster, run)
+            async with roq.open_queue(f"roq://{run.address}/{run.queue}@{run.group}") as group:
+
+                async def ack(tasks: list[roq.Task]) -> bool:
+                    if lost := await group.ack_many(tasks):
+                        raise RuntimeError(f"{len(lost)} acks came too late")
+                    return run.took(len(tasks))
+
+                acking = asyncio.create_task(ack([]))
+                while True:
+                    tasks = await group.lease(LEASE_SECONDS, count=WINDOW, wait_seconds=POLL_SECONDS)
+                    taken += [task.payload for task in tasks]
+                    if await acking:
+                        return taken
+                    acking = asyncio.create_task(ack(tasks))
+
+    return uvloop.run(body())
+
+
 def member_iterated(run: Run) -> list[bytes]:
     """`async for`, `await ack()` of each."""
 
@@ -274,7 +300,7 @@ CLIENTS = Clients(
     },
     one_by_one={'await publish(confirm="stored")': one_by_one},
     replay={"batches()": partial(_replay, read=_lists), "async for message": partial(_replay, read=_iterated)},
-    member={"lease of 1,000, ack_many": member_lists},
+    member={"lease of 1,000, ack_many": member_lists, "lease of 1,000 beside ack_many": member_overlapped},
     member_singly={"async for, await ack()": member_iterated},
     unsettled=unsettled,
     reader=TapeReader,

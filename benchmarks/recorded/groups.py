@@ -5,7 +5,8 @@ what publishers notice of them.
 
 A cluster of its own on this machine for each number of groups: one host, so one store. Groups have no members, so each fills
 its room in its master's memory and leaves the rest on the tape. --share: a group takes the topics of one tenant of so many as
-there are groups, instead of all. Goal: 1,000 groups and 10,000 topics. Not covered: a group that is slow beside one that is
+there are groups, instead of all. --fill: messages that each group's topics get, so that more groups than full ones have room
+in this memory. Goal: 1,000 groups and 10,000 topics. Not covered: a group that is slow beside one that is
 not (slow_group.py), one that is far behind (behind.py).
 """
 
@@ -37,7 +38,7 @@ from roq.tools.local.cluster import LocalCluster
 QUEUE, GOAL = "crowd", 1_000
 AT_ONCE = 8  # groups being created at a time
 SERVE_SECONDS, CREATE_SECONDS = 300.0, 120.0
-FILL_MESSAGES = 60_000  # a group has room for 50,000
+FILL_MESSAGES = 60_000  # of each group, unless told otherwise: it has room for 50,000
 LOOK_SECONDS = 0.5  # between two looks whether all masters have read what there is
 STILL_LOOKS = 3  # at an unchanged group: it takes no more in
 TAPE_BYTES = 4 << 30  # that are kept: who publishes for long shall not fill the disk
@@ -118,12 +119,12 @@ def publish(parent: Parent, address: str, topics: int, tenants: int, seconds: fl
     parent.tell(uvloop.run(body()))
 
 
-async def _fill(cluster: roq.Cluster, topics: int, tenants: int) -> None:
-    """More than any group has room for, in large batches: that is soon read."""
+async def _fill(cluster: roq.Cluster, topics: int, tenants: int, messages: int) -> None:
+    """So many for each tenant, in large batches: that is soon read."""
     async with cluster.publisher(QUEUE, confirm="stored") as publisher:
         for tenant in range(tenants):
             topic = topic_of(tenant, topics, tenants)
-            for first in range(0, FILL_MESSAGES, WINDOW):
+            for first in range(0, messages, WINDOW):
                 await publisher.publish_many(topic, payloads(first, WINDOW))
 
 
@@ -174,7 +175,9 @@ async def _idle_cores(local: LocalCluster, cluster: roq.Cluster, seconds: float)
     return {kind: round(used / elapsed, 4) for kind, used in meter.seconds().items()}
 
 
-async def step(groups: int, topics: int, seconds: float, share: bool, tell: Callable[[str], None]) -> Step:
+async def step(
+    groups: int, topics: int, seconds: float, share: bool, tell: Callable[[str], None], fill: int = FILL_MESSAGES
+) -> Step:
     """One number of groups on a cluster of its own. Raises RoqError, RuntimeError, TimeoutError: something did not work."""
     with tempfile.TemporaryDirectory(prefix="roq-bench-groups-") as folder:
         async with LocalCluster(Path(folder)) as local, roq.connect(local.zookeeper) as cluster:
@@ -192,7 +195,7 @@ async def step(groups: int, topics: int, seconds: float, share: bool, tell: Call
             load = topics, groups if share else 1, seconds
             taking = await _published(local, cluster, *load)
             tell(f"{groups} groups take it in: {_told(taking)}")
-            await _fill(cluster, topics, groups if share else 1)
+            await _fill(cluster, topics, groups if share else 1, fill)
             full_seconds = await _all_full(local.zookeeper, groups)
             full = await footprint(local, cluster)
             tell(f"{groups} groups, full after {full_seconds:.1f} s: {full.told()}")
@@ -294,10 +297,11 @@ async def main(words: list[str]) -> None:
     parser.add_argument("--topics", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=20.0, help="of idleness, then of publishing")
     parser.add_argument("--share", action="store_true", help="each group takes its share of the topics, not all")
+    parser.add_argument("--fill", type=int, default=FILL_MESSAGES, help="messages that fill each group's topics")
     parser.add_argument("--json", type=Path, help="write everything that was found to this file")
     given = parser.parse_args(words)
     disk = disk_of(Path(tempfile.gettempdir()))
-    steps = [await step(number, given.topics, given.seconds, given.share, tell_progress) for number in given.groups]
+    steps = [await step(number, given.topics, given.seconds, given.share, tell_progress, given.fill) for number in given.groups]
     found = Found(given.topics, given.share, given.seconds, steps)
     memory = psutil.virtual_memory().total
     print(f"{given.topics:,} topics; stored on {disk}; {memory / 2**30:.0f} GiB; goal {GOAL:,} groups\n")

@@ -98,10 +98,13 @@ class FeedReader(Subscriber):
     """A subscriber that knows how much is stored behind its position."""
 
     async def lag(self) -> int:
-        """Messages on all tapes, of whatever topics; -1: that is not known. Raises LogUnavailable, DataLost, LogTrimmed."""
+        """Messages on all tapes, of whatever topics; -1: that is not known. Raises LogUnavailable, DataLost, LogTrimmed, as
+        the GCM's client does."""
         done = {} if self.position is None else self.position.done
-        tapes = [] if self._past is None else self._past.tapes.reading.items()
-        found = await asyncio.gather(*(tape.messages_behind(done.get(exchange, 0)) for exchange, tape in tapes))
+        if self._past is None or all(tape.is_read(done.get(id, 0)) for id, tape in self._past.tapes.reading.items()):
+            return 0
+        tapes = await self._past.tapes.unread_now()
+        found = await asyncio.gather(*(tape.messages_behind(done.get(tape.exchange.id, 0), meta) for tape, meta in tapes))
         return -1 if -1 in found else sum(found)
 
 

@@ -174,13 +174,15 @@ class Tape(SegmentReader):
         found = [] if self._selection is None else await self._selection.read(meta, after, last)
         return found or await self.read_from(meta, after, wait_seconds, ask_all=True, last=last)
 
-    async def messages_behind(self, done: int) -> int:
-        """Stored behind entry `done`, as far as the nodes that answer know, without what is trimmed; -1: not known. Nobody is
-        asked if it was read up to there and seen lately that nothing follows. Raises LogUnavailable, DataLost, FrameError,
-        LogTrimmed (ask again)."""
-        if done >= self.done and not self.ahead and (self.ended or time.monotonic() - self.looked < LATELY_SECONDS):
+    def is_read(self, done: int) -> bool:
+        """Whether it was read up to entry `done`, and seen lately that nothing follows."""
+        return done >= self.done and not self.ahead and (self.ended or time.monotonic() - self.looked < LATELY_SECONDS)
+
+    async def messages_behind(self, done: int, meta: LogMeta) -> int:
+        """Stored behind entry `done`, as far as the nodes that answer know, without what is trimmed; -1: not known. meta: as
+        they are now. Nobody is asked if it is_read. Raises LogUnavailable, DataLost, FrameError, LogTrimmed (ask again)."""
+        if self.is_read(done):
             return 0
-        meta = self.metadata
         done, last = max(done, meta.trimmed), await self.confirmed_end(meta)
         if last <= done:
             return 0

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 
 from roq.coordination.locate import GcmClient
 from roq.errors import MessagesLost, NotRecorded
+from roq.log.replicated.metadata import LogMeta
 from roq.log.replicated.stores import StaticDirectory, Stores
 from roq.pubsub.order import FOREVER, Origin
 from roq.pubsub.outage import Outage
@@ -20,7 +21,10 @@ from roq.pubsub.start import LIVE, Start, time_ms
 from roq.pubsub.tape import LATELY_SECONDS, SKEW_MS, UNCONFIRMED_MS, Tape, has_older
 from roq.pubsub.tape_looks import FoundTapes, look_at_tapes
 from roq.wire import gcm
+from roq.wire.assignment import from_json
 from roq.wire.recording import TapePosition
+
+RECENT_SECONDS = 1.0  # so old may be what is said of the tapes' segments
 
 
 class TapeList:
@@ -68,6 +72,20 @@ class TapeList:
     async def ask(self, since: float | None = None) -> FoundTapes:
         """The GCM's answer, for `know`, to a question of that time or later (monotonic); of now. Raises as `look`."""
         return await look_at_tapes(self._client, self._queue, time.monotonic() if since is None else since)
+
+    async def unread_now(self) -> list[tuple[Tape, LogMeta]]:
+        """All tapes that are read or are still to be, with their segments of now: who stands still looks at nothing, while what
+        it reads goes on in other segments, and on other tapes. Raises as `look`."""
+        found, *_ = await self.ask(time.monotonic() - RECENT_SECONDS)
+        self._directory.endpoints.update(found.stores)
+        views = [view for view in found.views if view.exchange not in self._read or view.exchange in self.reading]
+        return [
+            (
+                self.reading.get(view.exchange) or Tape(view, self.stores, (self._queue, found.made_by)),
+                from_json(view.meta, LogMeta),
+            )
+            for view in views
+        ]
 
     def know(self, answer: FoundTapes) -> bool:
         """These are the tapes; whether that is the same as before. Raises NotRecorded: they are another queue's."""

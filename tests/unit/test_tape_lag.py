@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from roq.coordination.locate import GcmClient
@@ -12,11 +13,13 @@ from roq.errors import LogUnavailable, RoqError
 from roq.groups.feed import FeedReader
 from roq.log.replicated.metadata import Fragment, LogMeta, SegmentMetadata, SegmentState
 from roq.log.replicated.reader import Entry
+from roq.pubsub import tape_list
 from roq.pubsub.tape import LATELY_SECONDS, Tape
+from roq.pubsub.tape_looks import FoundTapes
 from roq.wire import gcm, zmtp
 from roq.wire.assignment import to_json
 from roq.wire.frame import encode_data
-from roq.wire.recording import encode_entry
+from roq.wire.recording import Record, encode_entry
 
 NOBODY: Any = None
 
@@ -32,7 +35,8 @@ class ListTape(Tape):
     def __init__(self, *counts: int, exchange: str = "e", trimmed: int = 0) -> None:
         segment = SegmentMetadata("s", trimmed + 1, SegmentState.OPEN, (Fragment(trimmed + 1, ("h",)),), -1)
         meta = LogMeta(segments=(segment,), trimmed=trimmed)
-        super().__init__(gcm.TapeView(f"tape.t.{exchange}", exchange, True, to_json(meta)), NOBODY)
+        self.view = gcm.TapeView(f"tape.t.{exchange}", exchange, True, to_json(meta))
+        super().__init__(self.view, NOBODY)
         self.entries = [entry(sum(counts[:place]), count) for place, count in enumerate(counts)]
         self.asked = 0
         self.failing: RoqError | None = None
@@ -52,37 +56,65 @@ class ListTape(Tape):
 @pytest.mark.parametrize(("done", "behind"), [(0, 10), (1, 7), (2, 5), (3, 0)])
 async def test_what_follows_is_counted(done: int, behind: int) -> None:
     tape = ListTape(3, 2, 5)
-    assert await tape.messages_behind(done) == behind
+    assert await tape.messages_behind(done, tape.metadata) == behind
     tape.ahead.append((done + 1, tape.entries[min(done, 2)]))
-    assert await tape.messages_behind(done) == behind
+    assert await tape.messages_behind(done, tape.metadata) == behind
 
 
 async def test_what_was_trimmed_does_not_count() -> None:
-    assert await ListTape(3, 2, 5, trimmed=2).messages_behind(0) == 5
+    tape = ListTape(3, 2, 5, trimmed=2)
+    assert await tape.messages_behind(0, tape.metadata) == 5
+    assert await tape.messages_behind(0, msgspec.structs.replace(tape.metadata, trimmed=1)) == 7, "as it is said"
 
 
 async def test_nobody_is_asked_at_the_end_while_that_was_seen_lately() -> None:
     tape = ListTape(3, 2)
     tape.done, tape.looked = 2, time.monotonic()
-    assert (await tape.messages_behind(2), tape.asked) == (0, 0)
-    assert (await tape.messages_behind(1), tape.asked) == (2, 1), "what was read is not taken yet"
+    assert (await tape.messages_behind(2, tape.metadata), tape.asked) == (0, 0)
+    assert (await tape.messages_behind(1, tape.metadata), tape.asked) == (2, 1), "what was read is not taken yet"
     tape.looked -= LATELY_SECONDS + 1
     tape.entries.append(entry(5, 4))
-    assert (await tape.messages_behind(2), tape.asked) == (4, 2)
+    assert (await tape.messages_behind(2, tape.metadata), tape.asked) == (4, 2)
 
 
 async def test_of_an_older_program_it_is_not_known() -> None:
     tape = ListTape(3, 2)
     tape.entries[0] = b"\x01" + bytes(8)
-    assert await tape.messages_behind(0) == -1
-    assert await tape.messages_behind(1) == 2
+    assert await tape.messages_behind(0, tape.metadata) == -1
+    assert await tape.messages_behind(1, tape.metadata) == 2
 
 
-async def test_all_tapes_of_a_position() -> None:
+def reader_of(tapes: list[ListTape], monkeypatch: pytest.MonkeyPatch) -> FeedReader:
+    """One that reads the first two of them, while the GCM knows of all."""
+
+    async def ask(since: float | None = None) -> FoundTapes:
+        return FoundTapes(gcm.Tapes("t", Record(), True, tuple(tape.view for tape in tapes), {}), 0.0, 0)
+
     reader = FeedReader(GcmClient("127.0.0.1:1"), "q", (), lambda lost: None, "earliest", "stored")
     assert reader._past is not None
+    monkeypatch.setattr(reader._past.tapes, "ask", ask)
+    monkeypatch.setattr(tape_list, "Tape", lambda view, stores, of_queue: next(tape for tape in tapes if tape.view is view))
+    reader._past.tapes.reading.update({tape.exchange.id: tape for tape in tapes[:2]})
+    return reader
+
+
+async def test_who_stands_still_counts_what_came_in_segments_and_on_tapes_that_it_does_not_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tapes = [ListTape(3, 2, exchange="a"), ListTape(4, exchange="b"), ListTape(6, exchange="new")]
+    reader = reader_of(tapes, monkeypatch)
+    assert await reader.lag() == 15
+    tapes[0].view = msgspec.structs.replace(tapes[0].view, meta=to_json(msgspec.structs.replace(tapes[0].metadata, trimmed=1)))
+    assert await reader.lag() == 12, "what is known now, not what was read last"
+    for tape in tapes[:2]:
+        tape.done, tape.looked = len(tape.entries), time.monotonic()
+    reader._tapes, reader._done = "t", {"a": 2, "b": 1}
+    assert await reader.lag() == 0, "nobody is asked"
+
+
+async def test_all_tapes_of_a_position(monkeypatch: pytest.MonkeyPatch) -> None:
     tapes = [ListTape(3, 2, exchange="a"), ListTape(4, exchange="b"), ListTape(exchange="c")]
-    reader._past.tapes.reading.update({tape.exchange.id: tape for tape in tapes})
+    reader = reader_of(tapes, monkeypatch)
     assert await reader.lag() == 9
     reader._tapes, reader._done = "t", {"a": 1, "gone": 8}
     assert await reader.lag() == 6

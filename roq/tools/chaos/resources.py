@@ -28,10 +28,13 @@ MEMORY_FLOOR = 1 << 20  # bytes that are allowed where MEMORY_SHARE is less
 # messages a second this is little more than a byte for every message of an hour. So much for each load: all
 # of them keep accounts of what they put and got.
 CLIENT_FLOOR = 8 << 20
+# A store knows where each entry is, 8 bytes each: some 3 MiB for what the loads keep in an hour. And its pools of threads fill
+# late, each thread with memory of its own.
+STORE_FLOOR = 12 << 20
 # No window has so many more than the first one. An HCM has descriptors for each process of its host, and they move; a GCM
 # that begins to lead has connections to hosts, stores and clients, 18 more in a cluster of three hosts.
-# A pool takes a thread more when all it has are busy, however late; a store has six pools, two of them pyarrow's.
-DESCRIPTORS_MORE, THREADS_MORE, ZNODES_MORE = 24, 8, 8
+# A pool takes a thread more when all it has are busy, however late; a store has six pools, two of them pyarrow's: 25 threads.
+DESCRIPTORS_MORE, THREADS_MORE, ZNODES_MORE = 24, 12, 8
 
 
 class ZnodeCount(NamedTuple):
@@ -106,6 +109,7 @@ class Resources(msgspec.Struct, frozen=True):
     memory_share: float
     memory_floor: int
     client_floor: int
+    store_floor: int
     descriptors_more: int
     threads_more: int
     znodes_more: int
@@ -142,6 +146,7 @@ def judge(series: Sequence[Series], znodes: Sequence[ZnodeCount], seconds: float
         memory_share=MEMORY_SHARE,
         memory_floor=MEMORY_FLOOR,
         client_floor=CLIENT_FLOOR,
+        store_floor=STORE_FLOOR,
         descriptors_more=DESCRIPTORS_MORE,
         threads_more=THREADS_MORE,
         znodes_more=ZNODES_MORE,

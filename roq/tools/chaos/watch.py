@@ -23,9 +23,9 @@ from roq.errors import RoqError, ZooKeeperUnavailable
 from roq.testing import TestedCluster
 from roq.testing.cluster import CLIENT, HostProcess
 from roq.tools.chaos.invariants import EpochWritten, HostReported, Order, Seen, Term
-from roq.tools.chaos.resources import CLIENT_FLOOR, MEMORY_FLOOR, ResourceSample, Series, ZnodeCount
+from roq.tools.chaos.resources import CLIENT_FLOOR, MEMORY_FLOOR, STORE_FLOOR, ResourceSample, Series, ZnodeCount
 from roq.tools.local.zookeeper import server_status
-from roq.wire.assignment import Assignment, HostReport, QueueRecord, from_json
+from roq.wire.assignment import Assignment, HostReport, ProcessKind, QueueRecord, from_json
 from roq.wire.work_queue import WorkQueueRecord
 
 EVERY_SECONDS = 5.0
@@ -65,7 +65,8 @@ class ResourceWatch:
         except RoqError:
             return  # down
         for process in processes:
-            self._read(machine, process, started)
+            kind = process.name.removeprefix("roq-").partition("/")[0]
+            self._read(machine, process, started, STORE_FLOOR if kind == ProcessKind.STORE else MEMORY_FLOOR)
 
     def _read(self, machine: str, process: HostProcess, started: float, floor: int = MEMORY_FLOOR) -> None:
         begun, reading = read(process.pid)

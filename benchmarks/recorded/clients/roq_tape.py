@@ -4,8 +4,9 @@ groups."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -199,22 +200,34 @@ async def _make_group(cluster: roq.Cluster, run: Run) -> None:
     await cluster.create_group(run.queue, run.group, order="none")
 
 
+@contextlib.asynccontextmanager
+async def _opened_group(run: Run) -> AsyncIterator[roq.WorkQueue]:
+    """Made by whoever comes first, when the clock runs."""
+    async with roq.connect(run.address) as cluster:
+        await asyncio.to_thread(run.begin)
+        await _make_group(cluster, run)
+        async with roq.open_queue(f"roq://{run.address}/{run.queue}@{run.group}") as group:
+            yield group
+
+
+async def _ack(run: Run, group: roq.WorkQueue, tasks: list[roq.Task]) -> bool:
+    """Whether all members have all."""
+    if lost := await group.ack_many(tasks):
+        raise RuntimeError(f"{len(lost)} acks came too late")
+    return run.took(len(tasks))
+
+
 def member_lists(run: Run) -> list[bytes]:
     """`lease` of 1,000, `ack_many`."""
 
     async def body() -> list[bytes]:
         taken: list[bytes] = []
-        async with roq.connect(run.address) as cluster:
-            await asyncio.to_thread(run.begin)
-            await _make_group(cluster, run)
-            async with roq.open_queue(f"roq://{run.address}/{run.queue}@{run.group}") as group:
-                done = False
-                while not done:
-                    tasks = await group.lease(LEASE_SECONDS, count=WINDOW, wait_seconds=POLL_SECONDS)
-                    taken += [task.payload for task in tasks]
-                    if lost := await group.ack_many(tasks):
-                        raise RuntimeError(f"{len(lost)} acks came too late")
-                    done = run.took(len(tasks))
+        async with _opened_group(run) as group:
+            done = False
+            while not done:
+                tasks = await group.lease(LEASE_SECONDS, count=WINDOW, wait_seconds=POLL_SECONDS)
+                taken += [task.payload for task in tasks]
+                done = await _ack(run, group, tasks)
         return taken
 
     return uvloop.run(body())
@@ -225,23 +238,14 @@ def member_overlapped(run: Run) -> list[bytes]:
 
     async def body() -> list[bytes]:
         taken: list[bytes] = []
-        async with roq.connect(run.address) as cluster:
-            await asyncio.to_thread(run.begin)
-            await _make_group(cluster, run)
-            async with roq.open_queue(f"roq://{run.address}/{run.queue}@{run.group}") as group:
-
-                async def ack(tasks: list[roq.Task]) -> bool:
-                    if lost := await group.ack_many(tasks):
-                        raise RuntimeError(f"{len(lost)} acks came too late")
-                    return run.took(len(tasks))
-
-                acking = asyncio.create_task(ack([]))
-                while True:
-                    tasks = await group.lease(LEASE_SECONDS, count=WINDOW, wait_seconds=POLL_SECONDS)
-                    taken += [task.payload for task in tasks]
-                    if await acking:
-                        return taken
-                    acking = asyncio.create_task(ack(tasks))
+        async with _opened_group(run) as group:
+            acking = asyncio.create_task(_ack(run, group, []))
+            while True:
+                tasks = await group.lease(LEASE_SECONDS, count=WINDOW, wait_seconds=POLL_SECONDS)
+                taken += [task.payload for task in tasks]
+                if await acking:
+                    return taken
+                acking = asyncio.create_task(_ack(run, group, tasks))
 
     return uvloop.run(body())
 

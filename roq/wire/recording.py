@@ -102,6 +102,11 @@ def tape_log(tapes: str, exchange: str) -> str:
     return tapes_prefix(tapes) + exchange
 
 
+def is_tape(log: str) -> bool:
+    """Whether a log is a tape, of whatever queue."""
+    return log.startswith(_TAPE)
+
+
 def is_tape_of(name: str, tapes: str) -> bool:
     """Whether a log or segment of this name is a tape of the queue, or of one. tapes: the queue's part of their names."""
     return name.startswith(tapes_prefix(tapes))

@@ -26,6 +26,7 @@ from roq.tools.chaos.invariants import EpochWritten, HostReported, Order, Seen, 
 from roq.tools.chaos.resources import CLIENT_FLOOR, MEMORY_FLOOR, STORE_FLOOR, ResourceSample, Series, ZnodeCount
 from roq.tools.local.zookeeper import server_status
 from roq.wire.assignment import Assignment, HostReport, ProcessKind, QueueRecord, from_json
+from roq.wire.recording import is_tape
 from roq.wire.work_queue import WorkQueueRecord
 
 EVERY_SECONDS = 5.0
@@ -33,7 +34,6 @@ ZOOKEEPER_SECONDS = 2.0
 WITNESS_SECONDS = 1.0
 REMOVAL_KEPT_SECONDS = 75.0  # a GCM keeps it for 60 s
 ZOOKEEPER_COUNTS = "Node count:"
-TAPE = "tape."
 
 
 class ResourceWatch:
@@ -174,9 +174,9 @@ class Witness:
 
     async def passing(self) -> tuple[int, int]:
         """How many znodes of tapes and of shuffles there are, which go when it is time. Raises ZooKeeperUnavailable."""
-        tapes = [log for log in await self._open.children(paths.logs()) if log.startswith(TAPE)]
+        tapes = sum(map(is_tape, await self._open.children(paths.logs())))
         shuffles = await self._open.children(paths.SHUFFLES)
-        return len(tapes), sum(await asyncio.gather(*(self._count(paths.shuffle(id)) for id in shuffles)))
+        return tapes, sum(await asyncio.gather(*(self._count(paths.shuffle(id)) for id in shuffles)))
 
     async def _count(self, path: str) -> int:
         """This node and all below it."""

@@ -44,7 +44,8 @@ async def with_fleet(
         await gcm.terminate(STOP_SECONDS)
         engine = docker.from_env(timeout=int(START_SECONDS))
         try:
-            for left in engine.containers.list(all=True, filters={"label": FLEET_LABEL, "network": network}):
+            filters = {"label": FLEET_LABEL, "network": network}
+            for left in engine.containers.list(all=True, filters=filters, ignore_removed=True):
                 left.remove(force=True, v=True)
         finally:
             engine.close()

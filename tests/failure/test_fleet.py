@@ -55,7 +55,8 @@ async def test_a_container_comes_for_an_exchange_is_replaced_and_given_back(elas
     info = await set_limits(asked, FleetLimits(0, 3, boot_seconds=12.0, idle_seconds=2.0))
 
     def containers() -> list[str]:
-        found = engine.containers.list(all=True, filters={"label": f"{FLEET_LABEL}={info.prefix.split('-')[1]}"})
+        label = f"{FLEET_LABEL}={info.prefix.split('-')[1]}"
+        found = engine.containers.list(all=True, filters={"label": label}, ignore_removed=True)
         return sorted(one.name for one in found)
 
     async with roq.connect(elastic.zookeeper) as cluster:

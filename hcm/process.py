@@ -31,7 +31,7 @@ from hcm.machine import HostStats, disk_free_bytes, memory_bytes, noticeably_dif
 from roq.config import DRAIN_SECONDS_MAX, HcmConfig
 from roq.coordination import paths
 from roq.coordination.link import ANY_VERSION, Node, NodeExists, NoNode, parse_address
-from roq.coordination.registration import SERVICE_NAME, Registration, ServiceInstance, parse_instance
+from roq.coordination.registration import SERVICE_NAME, Registration, ServiceInstance, parse_instance, register_store
 from roq.coordination.session import Session, SessionState
 from roq.errors import AccessDenied, CallError, FrameError, HostConflict, RoqError, StaleEpoch, ZooKeeperUnavailable
 from roq.ids import new_token
@@ -46,6 +46,7 @@ from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import hcm as wire
 from roq.wire.assignment import Assignment, HostReport, ProcessKind, RunningProcess, from_json, to_json
 from roq.wire.rights import ADMINISTRATIVE, HCM, for_names
+from roq.wire.stores import StoreRegistration, store_of
 
 log = logger(__name__)
 
@@ -92,6 +93,7 @@ class HostManager:
         self._stopping = False  # what runs here is on its way to other hosts
         self._processes_changed = asyncio.Event()
         self._report_due, self._assignment_due = asyncio.Event(), asyncio.Event()
+        self._store_told: tuple[int, StoreRegistration | None] = (0, None)  # in which session
         self._assigned: Node | None = None
         self._taking = asyncio.Lock()
         self._load = (0.0, 0.0)
@@ -323,7 +325,8 @@ class HostManager:
     async def _write_report(self, session: Session) -> None:
         if self._name_held_by != session.session_id:
             return  # the name may be another host's by now; registering again calls for a report
-        path, data = paths.running(self._config.host), to_json(self._report())
+        report = self._report()
+        path, data = paths.running(self._config.host), to_json(report)
         try:
             await session.set(path, data, ANY_VERSION)
         except NoNode:
@@ -331,6 +334,9 @@ class HostManager:
             with contextlib.suppress(NodeExists):
                 await session.create(path, data)
         self._counters["reports"] += 1
+        if self._store_told != (told := (session.session_id, store_of(report))):
+            await register_store(session, self._config.host, told[1])
+            self._store_told = told
 
     # --- load -----------------------------------------------------------------------------------------------------------
 

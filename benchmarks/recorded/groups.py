@@ -6,8 +6,8 @@ what publishers notice of them.
 A cluster of its own on this machine for each number of groups: one host, so one store. Groups have no members, so each fills
 its room in its master's memory and leaves the rest on the tape. --share: a group takes the topics of one tenant of so many as
 there are groups, instead of all. --fill: messages that each group's topics get, so that more groups than full ones have room
-in this memory. Goal: 1,000 groups and 10,000 topics. Not covered: a group that is slow beside one that is
-not (slow_group.py), one that is far behind (behind.py).
+in this memory. --rate: what is published a second at most, as each group reads all of the stream. Goal: 1,000 groups and
+10,000 topics. Not covered: a group that is slow beside one that is not (slow_group.py), one that is far behind (behind.py).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median, quantiles
+from typing import NamedTuple
 
 import msgspec
 import psutil
@@ -44,6 +45,7 @@ STILL_LOOKS = 3  # at an unchanged group: it takes no more in
 TAPE_BYTES = 4 << 30  # that are kept: who publishes for long shall not fill the disk
 WAIT_SECONDS = 120.0  # for a publisher to end, beyond the time it publishes
 NOISE_BYTES = 512 * 1024 * 1024  # that the machine keeps for itself
+Tell = Callable[[str], None]
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -97,15 +99,25 @@ def topic_of(number: int, topics: int, tenants: int) -> str:
     return f"tenant{topic % tenants}.t{topic}"
 
 
-def publish(parent: Parent, address: str, topics: int, tenants: int, seconds: float) -> None:
-    """Body of the publisher: flat out, for so long."""
+class Load(NamedTuple):
+    """What the publisher does: topics in all, of so many tenants, for so long; rate: messages a second, 0: flat out."""
+
+    topics: int
+    tenants: int
+    seconds: float
+    rate: float
+
+
+def publish(parent: Parent, address: str, load: Load) -> None:
+    """Body of the publisher."""
 
     async def body() -> Published:
-        names = [topic_of(number, topics, tenants) for number in range(topics)]
+        topics = load.topics
+        names = [topic_of(number, topics, load.tenants) for number in range(topics)]
         async with roq.connect(address) as cluster, cluster.publisher(QUEUE, confirm="stored") as publisher:
             await asyncio.to_thread(parent.ready)
             sent, taken, began = 0, list[float](), time.perf_counter()
-            while (before := time.perf_counter()) - began < seconds:
+            while (before := time.perf_counter()) - began < load.seconds:
                 for place, payload in enumerate(payloads(sent, WINDOW), sent):
                     await publisher.publish(names[place % topics], payload)
                 receipt = await publisher.flush()
@@ -113,6 +125,8 @@ def publish(parent: Parent, address: str, topics: int, tenants: int, seconds: fl
                     raise RuntimeError(f"what was published is {receipt.level}, not stored")
                 sent += WINDOW
                 taken.append(time.perf_counter() - before)
+                if load.rate:
+                    await asyncio.sleep(began + sent / load.rate - time.perf_counter())
             cuts = quantiles(taken, n=100) if len(taken) > 1 else taken * 99
             return Published(sent, time.perf_counter() - began, cuts[49] * 1e6, cuts[98] * 1e6, {})
 
@@ -154,7 +168,7 @@ async def _status(address: str, group: int) -> roq.Status:
 async def _all_full(address: str, groups: int) -> float:
     """Seconds until no group takes any more in: each has read all, or has no room."""
     began, waiting, before, still = time.perf_counter(), set(range(groups)), dict[int, int](), Counter[int]()
-    async with asyncio.timeout(SERVE_SECONDS):
+    async with asyncio.timeout(SERVE_SECONDS + groups):
         while waiting:
             for number in sorted(waiting):
                 status = await _status(address, number)
@@ -176,7 +190,7 @@ async def _idle_cores(local: LocalCluster, cluster: roq.Cluster, seconds: float)
 
 
 async def step(
-    groups: int, topics: int, seconds: float, share: bool, tell: Callable[[str], None], fill: int = FILL_MESSAGES
+    groups: int, topics: int, seconds: float, share: bool, tell: Tell, fill: int = FILL_MESSAGES, rate: float = 0.0
 ) -> Step:
     """One number of groups on a cluster of its own. Raises RoqError, RuntimeError, TimeoutError: something did not work."""
     with tempfile.TemporaryDirectory(prefix="roq-bench-groups-") as folder:
@@ -192,14 +206,14 @@ async def step(
             cores = await _idle_cores(local, cluster, seconds)
             idle = await footprint(local, cluster)
             tell(f"{groups} groups, idle: {sum(cores.values()):.3f} cores; {idle.told()}")
-            load = topics, groups if share else 1, seconds
-            taking = await _published(local, cluster, *load)
+            load = Load(topics, max(groups, 1) if share else 1, seconds, rate)
+            taking = await _published(local, cluster, load)
             tell(f"{groups} groups take it in: {_told(taking)}")
-            await _fill(cluster, topics, groups if share else 1, fill)
+            await _fill(cluster, topics, load.tenants, fill)
             full_seconds = await _all_full(local.zookeeper, groups)
             full = await footprint(local, cluster)
             tell(f"{groups} groups, full after {full_seconds:.1f} s: {full.told()}")
-            still = await _published(local, cluster, *load)
+            still = await _published(local, cluster, load)
             tell(f"{groups} groups stand still: {_told(still)}")
     return Step(groups, created, all_seconds, idle, cores, taking, full, full_seconds, still)
 
@@ -209,16 +223,16 @@ def _told(published: Published) -> str:
     return f"{published.rate:,.0f} messages/s stored, a window {published.p99_us:,.0f} us (p99), cores: {cores}"
 
 
-async def _published(local: LocalCluster, cluster: roq.Cluster, topics: int, tenants: int, seconds: float) -> Published:
+async def _published(local: LocalCluster, cluster: roq.Cluster, load: Load) -> Published:
     """By a publisher of its own."""
 
     def run() -> Published:
         with Crew() as crew:
-            worker = crew.start(publish, local.zookeeper, topics, max(tenants, 1), seconds)
+            worker = crew.start(publish, local.zookeeper, load)
             worker.until_ready()
             meter, machine, began = CpuMeter(kinds), MachineMeter(), time.perf_counter()
             worker.say()
-            found: Published = worker.told(seconds + WAIT_SECONDS)
+            found: Published = worker.told(load.seconds + WAIT_SECONDS)
             used, elapsed = meter.seconds(), time.perf_counter() - began
         cores = {kind: round(busy / elapsed, 3) for kind, busy in used.items()}
         cores["publisher and others"] = machine.foreign_cores(sum(used.values()))
@@ -298,10 +312,12 @@ async def main(words: list[str]) -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of idleness, then of publishing")
     parser.add_argument("--share", action="store_true", help="each group takes its share of the topics, not all")
     parser.add_argument("--fill", type=int, default=FILL_MESSAGES, help="messages that fill each group's topics")
+    parser.add_argument("--rate", type=float, default=0.0, help="messages a second that are published; 0: flat out")
     parser.add_argument("--json", type=Path, help="write everything that was found to this file")
     given = parser.parse_args(words)
     disk = disk_of(Path(tempfile.gettempdir()))
-    steps = [await step(number, given.topics, given.seconds, given.share, tell_progress, given.fill) for number in given.groups]
+    options = given.topics, given.seconds, given.share, tell_progress, given.fill, given.rate
+    steps = [await step(number, *options) for number in given.groups]
     found = Found(given.topics, given.share, given.seconds, steps)
     memory = psutil.virtual_memory().total
     print(f"{given.topics:,} topics; stored on {disk}; {memory / 2**30:.0f} GiB; goal {GOAL:,} groups\n")

@@ -10,6 +10,7 @@ EPOCH = "gcm/epoch"  # its version is the fencing token
 LEADER = "gcm/leader"  # ephemeral, roq.wire.gcm.LeaderAddress
 HOSTS = "hcm-list/hcm"  # Curator service discovery, ephemeral
 HOST_STATES = "hcm-state"
+STORES = "stores"  # ephemeral, roq.wire.stores
 QUEUES = "queues"
 WORK_QUEUES = "work-queues"
 POLICIES = "policies"
@@ -39,6 +40,7 @@ OWN = (
     GCM,
     "hcm-list",
     HOST_STATES,
+    STORES,
     QUEUES,
     WORK_QUEUES,
     POLICIES,
@@ -59,6 +61,7 @@ SKELETON = (
     EPOCH,
     HOSTS,
     HOST_STATES,
+    STORES,
     QUEUES,
     WORK_QUEUES,
     POLICIES,
@@ -111,6 +114,16 @@ def assignment(name: str) -> str:
 def running(name: str) -> str:
     """What the HCM says runs on its host."""
     return f"{HOST_STATES}/{name}/running"
+
+
+def stores() -> str:
+    """Folder of all stores that are served."""
+    return STORES
+
+
+def store(node_name: str) -> str:
+    """One of them, see roq.wire.stores."""
+    return f"{STORES}/{node_name}"
 
 
 def queues() -> str:

@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from roq.coordination import paths
 from roq.coordination.link import CoordinationError, CreateEphemeral, Delete, Node, NodeExists, NoNode, VersionConflict
 from roq.coordination.session import Session, Watch
 from roq.errors import Closed, FrameError, HostConflict, ZooKeeperUnavailable
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
+from roq.wire.stores import StoreRegistration, parse_registration
 
 log = logger(__name__)
 
@@ -242,3 +244,17 @@ class Registration:
                 log.warning("registration failed: trying again", extra={"fields": {"path": self._path, "reason": str(error)}})
                 await asyncio.sleep(next(waits))
                 self._stale.set()
+
+
+async def register_store(session: Session, host: str, store: StoreRegistration | None) -> None:
+    """In the folder of all stores, for as long as the session lives, instead of whatever is there of this host: in one step.
+    The host must be registered with this session."""
+    while True:
+        names = await session.children(paths.stores())
+        ours = [name for name in names if (found := parse_registration(name)) is not None and found.host == host]
+        wanted = [CreateEphemeral(paths.store(store.node_name))] if store is not None else []
+        try:
+            await session.multi([*(Delete(paths.store(name)) for name in ours), *wanted])
+            return
+        except (NoNode, NodeExists):  # what was read is older than what is there, or a GCM of 0.1 made the tree
+            await session.ensure_path(paths.stores())

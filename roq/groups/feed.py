@@ -31,8 +31,8 @@ from roq.wire.recording import TapePosition
 from roq.wire.work_queue import GroupOrder, GroupSource
 from roq.workqueue.records import FeedMessages
 
-KEEP_SECONDS = 0.2, 1.0  # between two positions that are kept, and between two looks while nothing comes
-LAG_SECONDS = 1.0, 5.0  # between two looks at how many messages follow: at the end of the tapes, and when stores were asked
+KEEP_SECONDS = 0.2, 1.0, 5.0  # between two positions that are kept, and two looks while nothing comes: something waits, or not
+LAG_SECONDS = 1.0, 5.0  # between two looks at how many messages follow: when some come, and when stores were asked or none do
 PAUSE_SECONDS = 0.1, 5.0  # between two tries, the first and the longest
 FEED_COUNT = 1_000  # messages fed at once
 FEED_BYTES = 256 * 1024  # of payloads in one record: from here on the next one begins
@@ -115,13 +115,14 @@ async def _read(client: GcmClient, source: GroupSource, intake: Intake) -> None:
 
     start = begin(source, intake.position)
     subscriber = FeedReader(client, source.queue, source.topics, on_lost, start, "stored", where=source.where)
-    keeper, came = Tasks(lambda error: subscriber.fail(ProcessFailed(f"the feed failed: {error}"))), asyncio.Event()
+    keeper = Tasks(lambda error: subscriber.fail(ProcessFailed(f"the feed failed: {error}")))
+    keep, measure = came = asyncio.Event(), asyncio.Event()
     async with subscriber:
         if (found := subscriber.position) is None or found.tapes != source.tapes:
             raise NotRecorded(f"queue {source.queue!r} was created anew: this group belongs to the one before")
         intake.reached(found.done)  # where it begins, in any case
-        keeper.start(_keep(subscriber, intake, came), "feed position")
-        keeper.start(_measure(subscriber, intake), "feed lag")
+        keeper.start(_keep(subscriber, intake, keep), "feed position")
+        keeper.start(_measure(subscriber, intake, measure), "feed lag")
         try:
             await _feed(subscriber, source.order is GroupOrder.TOPIC, intake, came)
         finally:
@@ -149,23 +150,23 @@ class HeaderReports:
         report("%s %s: %s (messages like this since the last report: %s)", named, kind, error, self._untold.pop(kind))
 
 
-async def _feed(subscriber: Subscriber, ordered: bool, intake: Intake, came: asyncio.Event) -> None:
+async def _feed(subscriber: Subscriber, ordered: bool, intake: Intake, came: tuple[asyncio.Event, ...]) -> None:
+    """came: set when a batch has come, which may wait for room, and when it was taken."""
     reports = HeaderReports(time.monotonic)
     async for batch in subscriber.batches():
+        for event in came:
+            event.set()
         for begin in range(0, len(batch), FEED_COUNT):
             await intake.take(list(_records(batch[begin : begin + FEED_COUNT], ordered, intake.now(), reports)))
-        came.set()
+        for event in came:
+            event.set()
 
 
 async def _keep(subscriber: Subscriber, intake: Intake, came: asyncio.Event) -> None:
     """A position counts what was taken before the batch in progress, all of which is in the intake by now."""
-    between, idle = KEEP_SECONDS
+    between, waiting, idle = KEEP_SECONDS
     while True:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(idle):
-                await came.wait()
-        came.clear()
-        await asyncio.sleep(between)
+        await _pause(came, between, idle if intake.waiting_since == 0 else waiting)
         if (position := subscriber.position) is not None:
             intake.reached(position.done)
         now = intake.now()
@@ -175,7 +176,17 @@ async def _keep(subscriber: Subscriber, intake: Intake, came: asyncio.Event) -> 
             intake.lag = 0
 
 
-async def _measure(subscriber: FeedReader, intake: Intake) -> None:
+async def _pause(came: asyncio.Event, least: float, most: float) -> None:
+    """Until something has come, but within these bounds (seconds)."""
+    await asyncio.sleep(least)
+    if not came.is_set():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(most - least):
+                await came.wait()
+    came.clear()
+
+
+async def _measure(subscriber: FeedReader, intake: Intake, came: asyncio.Event) -> None:
     """How much is left on the tapes. Who stands still for want of room asks stores for it, and seldom."""
     soon, late = LAG_SECONDS
     while True:
@@ -185,7 +196,7 @@ async def _measure(subscriber: FeedReader, intake: Intake) -> None:
         except (RoqError, TimeoutError) as error:
             intake.lag = -1
             log.debug("the group's lag can't be measured now, retrying: %s", error)
-        await asyncio.sleep(late if intake.lag else soon)
+        await _pause(came, late if intake.lag else soon, late)
 
 
 def _records(messages: Sequence[Message], ordered: bool, now: int, reports: HeaderReports) -> Iterator[FeedMessages]:

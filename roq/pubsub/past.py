@@ -23,11 +23,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
 from collections import deque
 from collections.abc import Coroutine, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from roq.coordination.locate import GcmClient
 from roq.errors import (
@@ -48,7 +47,7 @@ from roq.pubsub.start import Follow, Start
 from roq.pubsub.subscription import TopicFilter
 from roq.pubsub.tape import ABANDONED_SECONDS, SKEW_MS, Tape
 from roq.pubsub.tape_list import TapeList
-from roq.pubsub.tape_looks import FoundTapes
+from roq.pubsub.tape_watches import POLL_SECONDS, TapeWatches
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
 from roq.wire.recording import decode_entry
@@ -58,19 +57,12 @@ NEAR_MS = 1_000  # what was written so lately is the present, for one that goes 
 REFRESH_SECONDS = 0.5  # between two looks at which tapes there are, or whether one goes on while others do
 IDLE_SECONDS = 0.02  # between two looks for more of them
 END_SECONDS = 0.2  # stores hear a few ms later what is stored on enough of them: nothing more for so long is the end
-POLL_SECONDS = 1.0  # a store that has no more of a tape answers then, or when it has
-WAITED_SECONDS = 0.3  # the same while somebody waits until it is certain that there is no more
-WATCH_SECONDS = 0.8  # between two looks at which tapes there are, beside the reading of what is stored
-FLOWING_SECONDS = 2.0  # at most, each twice as long as the one before while the answer is the same and nobody waits
-QUIET_SECONDS = 5.0  # the same while nothing comes, and has not for the next: readers are many, and one GCM answers all
-FLOW_SECONDS = 3.0
-LOST_SECONDS = 5.0  # what no host has is not lost before that: disks come back, and copies are made
+LOOK_SECONDS = 1.0  # at most, between two looks whether those that wait may go on
 SETTLE_SECONDS = 0.05  # between two looks at who waits, meanwhile: they may be many
 WATERMARK_BYTES_MAX = 8 * 1024 * 1024  # that wait
 BEHIND_MS = 10_000  # who reads what is so old does not keep up
 
 log = logger(__name__)
-T = TypeVar("T")
 
 
 class PastReader(Protocol):
@@ -143,12 +135,8 @@ class Past:
         self._ends: dict[str, int] = {}  # likewise: the last entry of each tape that was known to be stored, by Exchange
         self._watermarks: deque[FrameEvent] = deque()  # that wait, oldest first
         self._watermark_bytes = 0
-        self._watches: dict[Tape, asyncio.Task[int]] = {}  # who waits for more of it
-        self._looking: asyncio.Task[FoundTapes] | None = None
-        self._news = asyncio.Event()  # one of these is done
-        self._pause = WATCH_SECONDS
+        self._watches = TapeWatches(queue, self.tapes, self._waits, self._missed)
         self._settled = 0.0
-        self._handed_at = 0.0  # when something was handed out last (monotonic)
         self._behind_at = 0.0  # when it did not keep up last (monotonic)
 
     # --- what there is ------------------------------------------------------------------------------------------------
@@ -175,8 +163,9 @@ class Past:
 
     def close(self) -> None:
         """Read no more."""
-        for task in (*self._tasks, *self._watches.values(), *([self._looking] if self._looking is not None else [])):
+        for task in self._tasks:
             task.cancel()
+        self._watches.close()
         self.tapes.stores.close()
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
@@ -340,7 +329,7 @@ class Past:
 
     async def _fetched(self, tape: Tape, result: int | BaseException) -> None:
         if isinstance(result, LogUnavailable | DataLost) and self._follow is Follow.STORED:
-            self._watches[tape] = self._listen_to(self._watch(tape))  # the others go on
+            self._watches.ask(tape)  # the others go on
         elif isinstance(result, LogUnavailable) and self._arrived:
             self.tapes.outage.failed(result)
             self.tapes.looked = 0.0
@@ -375,9 +364,9 @@ class Past:
                 await self.room.wait()
             position, entry = tape.ahead.popleft()
             time_ms, found = decode_entry(entry)
-            self._handed_at = time.monotonic()
+            self._watches.handed_out()
             if time_ms < time.time_ns() // 1_000_000 - BEHIND_MS:
-                tape.late_at = self._handed_at
+                tape.late_at = time.monotonic()
             tape.time = max(tape.written, time_ms)
             for frame in found:
                 self._reader.take_recorded(tape, frame)
@@ -389,11 +378,11 @@ class Past:
 
     async def _keep_up(self) -> None:
         """In the present, which never ends: what was stored since, in turn; nobody waits for a tape that is at its end."""
-        self._news.clear()
+        self._watches.news.clear()
         await self._take_news()
         await self._fetch()
         for tape in [tape for tape in self.tapes.reading.values() if not (tape.ahead or tape.ended or tape in self._watches)]:
-            self._watches[tape] = self._listen_to(self._watch(tape))
+            self._watches.ask(tape)
         ready = [tape for tape in self.tapes.reading.values() if tape.ahead and self._admits(tape)]
         if ready:
             oldest = min(ready, key=lambda tape: tape.head)
@@ -402,75 +391,19 @@ class Past:
             await self._hand_out(oldest, ready)
         else:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POLL_SECONDS):
-                    await self._news.wait()
+                async with asyncio.timeout(LOOK_SECONDS if self._waits() else POLL_SECONDS):
+                    await self._watches.news.wait()
         if not ready or time.monotonic() - self._settled > SETTLE_SECONDS:
             self._settled = time.monotonic()
             self._finish()
             self._reader.settle()
+            self._watches.hurry()
 
     async def _take_news(self) -> None:
-        """What those have found who wait beside the reading: it goes on while the GCM or a store does not answer."""
-        for tape, watch in list(self._watches.items()):
-            if self.tapes.reading.get(tape.exchange.id) is not tape:
-                watch.cancel()
-                del self._watches[tape]
-            elif watch.done():
-                del self._watches[tape]
-                await self._fetched(tape, watch.exception() or watch.result())
-        looking = self._looking
-        if looking is None or looking.done():
-            self._looking = self._listen_to(self._look_later())
-            if looking is not None:
-                same = self.tapes.know(looking.result())
-                self._pause = min(2 * self._pause, QUIET_SECONDS) if same else WATCH_SECONDS
-
-    def _listen_to(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.get_running_loop().create_task(work, name=f"past of {self._queue}")
-        task.add_done_callback(self._is_news)
-        return task
-
-    def _is_news(self, task: asyncio.Task[Any]) -> None:
-        if not task.cancelled():
-            task.exception()  # nobody may ask any more
-        self._news.set()
-
-    async def _watch(self, tape: Tape) -> int:
-        """Until there is more of it; see Tape.fetch. Entries that no host has any more are passed over, after a while."""
-        lost_at = math.inf
-        while not (tape.ahead or tape.ended):
-            try:
-                waits = self._waits()
-                if missed := await tape.fetch(WAITED_SECONDS if waits else POLL_SECONDS, waits):
-                    return missed
-            except LogUnavailable as error:
-                self.tapes.outage.failed(error)
-                await asyncio.sleep(REFRESH_SECONDS)
-            except DataLost as error:
-                lost_at = min(lost_at, time.monotonic())
-                if self.tapes.looked <= lost_at or time.monotonic() - lost_at < LOST_SECONDS:
-                    await asyncio.sleep(REFRESH_SECONDS)
-                    continue
-                log.error("going on without an entry of a tape: %s", error, extra={"fields": {"queue": self._queue}})
-                tape.done += 1
-                self._missed(tape, 1)
-        return 0
-
-    def _look_pause(self) -> float:
-        """Between two looks at which tapes there are."""
-        if self._waits() or any(not tape.looked for tape in self._watches):
-            return WATCH_SECONDS
-        return self._pause if time.monotonic() - self._handed_at > FLOW_SECONDS else min(self._pause, FLOWING_SECONDS)
-
-    async def _look_later(self) -> FoundTapes:
-        while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            if time.monotonic() - self.tapes.looked < self._look_pause():
-                continue
-            try:
-                return await self.tapes.ask(time.monotonic() - self._look_pause() / 2)
-            except RoqError as error:
-                self.tapes.outage.wait_out(error)
+        """What was found beside the reading, which goes on while the GCM or a store does not answer."""
+        for tape, found in self._watches.answers():
+            await self._fetched(tape, found)
+        self._watches.look()
 
     # --- the present --------------------------------------------------------------------------------------------------
 

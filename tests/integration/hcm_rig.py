@@ -23,6 +23,7 @@ from roq.wire import hcm as wire
 from roq.wire.assignment import (
     Assignment,
     HostReport,
+    Leaving,
     ProcessKind,
     ProcessSpec,
     ProcessState,
@@ -108,10 +109,10 @@ class Rig:
         assert line, self.log()
         self.ready = json.loads(line)
 
-    async def assign(self, *specs: ProcessSpec, epoch: int = 1) -> int:
+    async def assign(self, *specs: ProcessSpec, epoch: int = 1, leaving: Leaving = Leaving.NOTHING) -> int:
         """Write the assignment as a GCM does; its revision."""
         self._revision += 1
-        data = to_json(Assignment(HOST, epoch, self._revision, specs))
+        data = to_json(Assignment(HOST, epoch, self._revision, specs, leaving=leaving))
         path = paths.assignment(HOST)
         if await self.session.get(path) is None:
             await self.session.ensure_path(paths.host_state(HOST))

@@ -18,12 +18,14 @@ from roq.coordination import paths
 from roq.coordination.link import Node
 from roq.coordination.session import Session
 from roq.testing.freezing import freeze
-from roq.wire.assignment import HostReport, ProcessKind, ProcessSpec, ProcessState, from_json
+from roq.wire.assignment import HostReport, Leaving, ProcessKind, ProcessSpec, ProcessState, from_json
+from roq.wire.stores import StoreRegistration, StoreState
 from tests.integration.hcm_rig import HOST, WAIT_SECONDS, Report, Rig, queue
 
 SESSION = ("--session-seconds", "20")  # the restart is within it, whatever else the machine does
 MANY = tuple(ProcessSpec(ProcessKind.MONITOR, f"q{number:02}") for number in range(60))
 ONE_MORE = ProcessSpec(ProcessKind.MONITOR, "one-more")
+STORE = ProcessSpec(ProcessKind.STORE, "")
 
 
 @pytest.fixture
@@ -125,4 +127,41 @@ async def test_its_last_report_stays_until_all_are_adopted(rig: Rig) -> None:
         assert told.items() >= pids(before).items(), report
         assert report.revision < revision or told.keys() > before.keys()
     assert not any(process.restarts for process in after.values())
+    watch.close()
+
+
+async def test_where_its_store_serves_is_said_in_each_session(rig: Rig) -> None:
+    """Whoever writes a log follows that, and not the report of all that runs."""
+    seen, changed = list[str](), asyncio.Event()
+
+    def stores(names: list[str]) -> None:
+        seen[:] = names
+        changed.set()
+
+    async def until(*said: StoreRegistration) -> None:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while seen != [one.node_name for one in said]:
+                changed.clear()
+                await changed.wait()
+
+    watch = rig.session.watch_children(paths.stores(), stores)
+    await rig.start(*SESSION)
+    await until()
+    port = (await rig.running(STORE))[STORE.name].ports["clients"]
+    running = StoreRegistration(HOST, rig.address, port, StoreState.RUNNING)
+    await until(running)
+    first = await rig.session.get(paths.store(running.node_name))
+    assert first is not None
+    await rig.session.create_ephemeral(paths.store("another=10.0.0.1:7=running"))
+    await rig.kill_hcm()
+    await rig.start(*SESSION)
+    async with asyncio.timeout(WAIT_SECONDS):
+        while (now := await rig.session.get(paths.store(running.node_name))) is None or now.owner == first.owner:
+            changed.clear()
+            await changed.wait()
+    await rig.assign(STORE, leaving=Leaving.EVERYTHING)
+    another = StoreRegistration("another", "10.0.0.1", 7, StoreState.RUNNING)
+    await until(another, StoreRegistration(HOST, rig.address, port, StoreState.LEAVING))
+    await rig.running()
+    await until(another)
     watch.close()

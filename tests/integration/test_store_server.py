@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from roq.coordination import paths
+from roq.coordination.registration import register_store
 from roq.coordination.session import Session
 from roq.errors import LogFenced, LogUnavailable, RoqError, StorageFailed
 from roq.log.replicated.stores import StoreDirectory
@@ -20,6 +22,7 @@ from roq.runtime.rpc import RpcClient
 from roq.wire import store as wire
 from roq.wire.assignment import HostReport, ProcessKind, ProcessState, RunningProcess, to_json
 from roq.wire.store import Add, EntriesAdded, EntriesRefused, entry_crc
+from roq.wire.stores import StoreRegistration, StoreState
 from tests.integration.zmtp_rig import mute_router
 from tests.unit.test_store_storage import new_disk, power_cut
 
@@ -204,7 +207,7 @@ async def test_an_abandoned_upload_goes_by_itself(tmp_path: Path, monkeypatch: p
         await server.close()
 
 
-async def test_the_directory_follows_registrations_and_reports(
+async def test_the_directory_follows_reports_of_hosts_that_register_no_store(
     chroot: str, sessions: Callable[..., Awaitable[Session]]
 ) -> None:
     session = await sessions(chroot)
@@ -237,4 +240,44 @@ async def test_the_directory_follows_registrations_and_reports(
     await until("b")
     assert directory.endpoint("a") == "tcp://10.0.0.1:7"  # still known: it may serve on
     assert directory.endpoint("c") is None
+    directory.close()
+
+
+async def test_the_directory_follows_registered_stores(chroot: str, sessions: Callable[..., Awaitable[Session]]) -> None:
+    """What a host registers counts, and its report is not read any more; once it is away, the report does."""
+    session = await sessions(chroot)
+    for folder in (paths.hosts(), paths.stores(), paths.running("a")):
+        await session.ensure_path(folder)
+    process = RunningProcess("store", ProcessKind.STORE, "", "", ProcessState.RUNNING, 1, {"clients": 1})
+    report = HostReport("a", "10.0.0.1", "i", 1, 1, (process,))
+    await session.set(paths.running("a"), to_json(report), -1)
+    await session.create_ephemeral(paths.host("a"))
+    serving = StoreRegistration("a", "10.0.0.1", 7, StoreState.RUNNING)
+    await register_store(session, "a", serving)
+    await session.create_ephemeral(paths.store("of a later version"))
+    changed = asyncio.Event()
+    directory = await StoreDirectory(session, changed.set).start()
+
+    async def until(endpoint: str, hosts: str, leaving: str) -> None:
+        async with asyncio.timeout(5):
+            while (directory.endpoint("a"), directory.hosts(), directory.leaving()) != (
+                endpoint,
+                frozenset(hosts),
+                frozenset(leaving),
+            ):
+                changed.clear()
+                await changed.wait()
+
+    assert (directory.endpoint("a"), directory.hosts(), directory.leaving()) == ("tcp://10.0.0.1:7", {"a"}, frozenset())
+    await register_store(session, "a", msgspec.structs.replace(serving, port=8, state=StoreState.LEAVING))
+    await until("tcp://10.0.0.1:8", "a", "a")
+    await register_store(session, "a", msgspec.structs.replace(serving, port=9, state=StoreState.AWAY))
+    await until("tcp://10.0.0.1:9", "", "")
+    await register_store(session, "a", None)
+    await until("tcp://10.0.0.1:1", "a", "")  # as one of 0.1 would say it
+    await register_store(session, "a", serving)
+    await until("tcp://10.0.0.1:7", "a", "")
+    await session.set(paths.running("a"), to_json(msgspec.structs.replace(report, processes=())), -1)
+    await session.delete(paths.host("a"))
+    await until("tcp://10.0.0.1:7", "", "")
     directory.close()

@@ -16,6 +16,7 @@ import roq.pubsub.past as past_module
 import roq.pubsub.subscriber as subscriber_module
 from roq.errors import DataLost, LogUnavailable, MessagesLost, NotRecorded, RoqError
 from roq.log.replicated.metadata import Fragment, LogMeta, SegmentMetadata, SegmentState
+from roq.pubsub import tape_watches
 from roq.pubsub.order_limits import FULL_HOLD_SECONDS, STORED_HOLD_SECONDS, SWEEP_SECONDS, TELL_SECONDS
 from roq.pubsub.tape import LATELY_SECONDS, SKEW_MS, UNREADABLE_SECONDS, Tape
 from roq.pubsub.tape_looks import FoundTapes
@@ -201,8 +202,9 @@ async def reading(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
 
     made.past.tapes.look, made.past.tapes.ask = look, ask  # type: ignore[method-assign]
     made.tape("B").read_from = one_entry  # type: ignore[assignment, method-assign]
-    for name, seconds in {"REFRESH_SECONDS": 0.01, "WATCH_SECONDS": 0.01, "LOST_SECONDS": 0.05, "POLL_SECONDS": 0.05}.items():
-        monkeypatch.setattr(past_module, name, seconds)
+    monkeypatch.setattr(past_module, "REFRESH_SECONDS", 0.01)
+    for name, seconds in {"RETRY_SECONDS": 0.01, "WATCH_SECONDS": 0.01, "LOST_SECONDS": 0.05, "POLL_SECONDS": 0.05}.items():
+        monkeypatch.setattr(tape_watches, name, seconds)
     yield made
     await made.subscriber.close(0)
 
@@ -249,7 +251,7 @@ async def test_an_entry_that_no_host_has_is_reported_and_passed_over(reading: Sc
             assert batch is not None
             publishers.add(batch[0].publisher)
     assert [(one.publisher, one.first, one.last) for one in lost] == [(0, 1, 1)]
-    assert tried[-1] - tried[0] >= past_module.LOST_SECONDS, "it is looked for again"
+    assert tried[-1] - tried[0] >= tape_watches.LOST_SECONDS, "it is looked for again"
     assert [record.levelname for record in caplog.records if "entry 1 is damaged" in record.message] == ["ERROR"]
 
 
@@ -311,15 +313,80 @@ async def test_it_is_behind_while_something_is_held_back_or_not_taken(following:
 
 @pytest.mark.parametrize("flows", [False, True])
 async def test_new_tapes_are_looked_for_less_often_while_nothing_comes(reading: Scene, flows: bool) -> None:
-    past = reading.past
-    past._pause = past_module.QUIET_SECONDS  # the answer was the same for some time
-    assert past._look_pause() == past_module.QUIET_SECONDS
+    watches = reading.past._watches
+    watches._pause = tape_watches.QUIET_SECONDS  # the answer was the same for some time
+    assert watches._look_pause() == tape_watches.QUIET_SECONDS
     if flows:
         assert await reading.read("B", 0, opens(P, 1, 0), data(P, 1, 1)) == [1]
-    assert past._look_pause() == (past_module.FLOWING_SECONDS if flows else past_module.QUIET_SECONDS)
-    past._watermarks.append(Mock())
-    assert past._look_pause() == past_module.WATCH_SECONDS, "something waits"
+    assert watches._look_pause() == (tape_watches.FLOWING_SECONDS if flows else tape_watches.QUIET_SECONDS)
+    reading.past._watermarks.append(Mock())
+    assert watches._look_pause() == tape_watches.WATCH_SECONDS, "something waits"
+    reading.past._watermarks.clear()
+
+
+@pytest.mark.parametrize("stirs", ["something is handed out", "something waits", "a store does not answer"])
+async def test_who_looks_seldom_looks_soon_when_something_happens(reading: Scene, stirs: str) -> None:
+    past, watches, looks = reading.past, reading.past._watches, list[float]()
+    tape = reading.tape("B")
+    tape.done, tape.looked = 1, time.monotonic()
+    ask = past.tapes.ask
+
+    async def asked(since: float | None = None) -> FoundTapes:
+        looks.append(time.monotonic())
+        return await ask(since)
+
+    async def fails(*_: object, **__: object) -> list[tuple[int, bytes]]:
+        raise LogUnavailable("its host is down")
+
+    past.tapes.ask = asked  # type: ignore[method-assign]
+    past.tapes.looked = time.monotonic()
+    watches._pause = 60.0
+    watches.look()
+    await asyncio.sleep(0.1)
+    assert not looks
+    if stirs == "something is handed out":
+        past.tapes.looked -= 30.0  # longer ago than is right while something comes
+        watches.handed_out()
+    elif stirs == "something waits":
+        past._watermarks.append(Mock())
+        watches.hurry()
+    else:
+        tape.read_from = fails  # type: ignore[method-assign]
+        watches.ask(tape)
+    async with asyncio.timeout(5):
+        while not looks:
+            await asyncio.sleep(0.01)
     past._watermarks.clear()
+    watches.close()
+
+
+async def test_a_store_that_holds_a_question_is_asked_anew_when_somebody_waits_for_the_answer(reading: Scene) -> None:
+    past, watches, asked = reading.past, reading.past._watches, list[float]()
+    tape = reading.tape("B")
+    tape.done = 1
+
+    async def nothing(_meta: LogMeta, _after: int, wait_seconds: float = 0.0, **_: object) -> list[tuple[int, bytes]]:
+        asked.append(wait_seconds)
+        await asyncio.sleep(60 if len(asked) == 1 else wait_seconds)
+        return []
+
+    tape.read_from = nothing  # type: ignore[assignment, method-assign]
+    watches.ask(tape)
+    await asyncio.sleep(0)
+    watches.hurry()
+    assert tape in watches, "nobody waits"
+    past._watermarks.append(Mock())
+    watches.hurry()
+    assert tape not in watches
+    watches.ask(tape)
+    watches.hurry()
+    async with asyncio.timeout(5):
+        while len(asked) < 3:
+            await asyncio.sleep(0.01)
+    assert asked[:3] == [tape_watches.POLL_SECONDS, tape_watches.WAITED_SECONDS, tape_watches.WAITED_SECONDS]
+    assert tape in watches
+    past._watermarks.clear()
+    watches.close()
 
 
 def test_the_same_answer_is_known_as_such() -> None:

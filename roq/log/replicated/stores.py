@@ -7,6 +7,7 @@ host's name.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -23,10 +24,10 @@ from roq.log.replicated.repair import Comparison, Holding, OpenPart
 from roq.runtime.observe import logger
 from roq.runtime.rpc import OnDisconnect, RpcClient
 from roq.wire import store as wire
-from roq.wire.assignment import HostReport, ProcessKind, ProcessState, from_json
+from roq.wire.assignment import HostReport, from_json
+from roq.wire.stores import AWAY, LEAVING, StoreRegistration, parse_registration, store_of
 
 T = TypeVar("T", bound=msgspec.Struct)
-PORT = "clients"
 REQUEST_SECONDS = 5.0
 PART_SECONDS = 15.0  # one part of a blob: the last one waits for the disk
 COPY_SECONDS = 60.0
@@ -60,81 +61,96 @@ class StoreDirectory:
     def __init__(self, session: Session, on_change: Callable[[], None] | None = None) -> None:
         self._session, self._on_change = session, on_change
         self._registered: frozenset[str] = frozenset()
-        self._running: dict[str, bool] = {}
-        self._leaving: set[str] = set()
-        self._endpoints: dict[str, str] = {}
-        self._watches: dict[str, Watch[Node | None]] = {}
+        self._known: frozenset[str] = frozenset()  # hosts that have a state, there or not
+        self._serving: frozenset[str] = frozenset()  # hosts whose store is registered
+        self._found: dict[str, StoreRegistration] = {}  # as it was last heard of
+        self._reports: dict[str, Watch[Node | None]] = {}  # of hosts without a registered store: of 0.1, or away
         self._roots: list[Watch[list[str]]] = []
-        self._seen = {"registered": asyncio.Event(), "states": asyncio.Event()}
-        self._first: dict[str, asyncio.Event] = {}
+        self._unseen = {paths.hosts(), paths.host_states(), paths.stores()}
+        self._unread: set[str] = set()  # reports
+        self._seen = asyncio.Event()
 
     async def start(self) -> StoreDirectory:
         """Returns itself when everything was read once."""
-        self._roots.append(self._session.watch_children(paths.hosts(), self._registered_now))
-        self._roots.append(self._session.watch_children(paths.host_states(), self._states_now))
-        for seen in self._seen.values():
-            await seen.wait()
-        for first in list(self._first.values()):
-            await first.wait()
+        for folder, seen in (
+            (paths.hosts(), self._registered_now),
+            (paths.host_states(), self._states_now),
+            (paths.stores(), self._stores_now),
+        ):
+            self._roots.append(self._session.watch_children(folder, partial(self._folder, folder, seen)))
+        while self._unseen or self._unread:
+            self._seen.clear()
+            await self._seen.wait()
         return self
 
     def close(self) -> None:
         """Stop watching."""
         for root in self._roots:
             root.close()
-        for watch in self._watches.values():
+        for watch in self._reports.values():
             watch.close()
 
     def endpoint(self, host: str) -> str | None:
         """Where the host's store serves, also while it is away."""
-        return self._endpoints.get(host)
+        found = self._found.get(host)
+        return found.endpoint if found is not None else None
 
     def hosts(self) -> frozenset[str]:
         """Registered hosts whose store runs."""
-        return frozenset(host for host in self._registered if self._running.get(host))
+        return frozenset(host for host in self._registered & self._found.keys() if self._found[host].state is not AWAY)
 
     def leaving(self) -> frozenset[str]:
         """Those of them that are being evacuated."""
-        return frozenset(self._leaving & self.hosts())
+        return frozenset(host for host in self._registered & self._found.keys() if self._found[host].state is LEAVING)
 
     def registered(self) -> int:
         """How many hosts there are, whether or not their store runs by now."""
         return len(self._registered)
 
+    def _folder(self, folder: str, seen: Callable[[list[str]], None], names: list[str]) -> None:
+        self._unseen.discard(folder)
+        seen(names)
+        if not self._unseen:
+            self._look()
+        self._changed()
+
     def _registered_now(self, hosts: list[str]) -> None:
         self._registered = frozenset(hosts)
-        self._seen["registered"].set()
-        self._changed()
 
     def _states_now(self, hosts: list[str]) -> None:
-        for host in hosts:
-            if host not in self._watches:
-                self._first[host] = asyncio.Event()
-                self._watches[host] = self._session.watch_data(paths.running(host), partial(self._report, host))
-        for host in set(self._watches) - set(hosts):
-            self._watches.pop(host).close()
-            self._running.pop(host, None)
-            self._endpoints.pop(host, None)
-            self._leaving.discard(host)
-        self._seen["states"].set()
-        self._changed()
+        self._known = frozenset(hosts)
+
+    def _stores_now(self, names: list[str]) -> None:
+        found = {one.host: one for one in map(parse_registration, names) if one is not None}
+        self._found.update(found)
+        self._serving = frozenset(found)
+
+    def _look(self) -> None:
+        """At the reports of those that say nothing of their store: a report is as long as all that runs there."""
+        for host in self._found.keys() - self._known - self._serving:
+            del self._found[host]
+        wanted = self._known - self._serving
+        for host in sorted(self._reports.keys() - wanted):
+            self._reports.pop(host).close()
+            self._unread.discard(host)
+        for host in sorted(wanted - self._reports.keys()):
+            self._unread.add(host)
+            self._reports[host] = self._session.watch_data(paths.running(host), partial(self._report, host))
 
     def _report(self, host: str, node: Node | None) -> None:
-        self._first[host].set()
-        self._running[host] = False
+        self._unread.discard(host)
+        found = None
         if node is not None:
-            try:
-                report = from_json(node.data, HostReport)
-            except FrameError:
-                return
-            (self._leaving.add if report.leaving else self._leaving.discard)(host)
-            for process in report.processes:
-                if process.kind is ProcessKind.STORE and PORT in process.ports:
-                    self._running[host] = process.state is ProcessState.RUNNING
-                    self._endpoints[host] = f"tcp://{report.address}:{process.ports[PORT]}"
+            with contextlib.suppress(FrameError):
+                found = store_of(from_json(node.data, HostReport))
+        if found is not None:
+            self._found[host] = found
+        elif host in self._found:
+            self._found[host] = msgspec.structs.replace(self._found[host], state=AWAY)
         self._changed()
 
     def _changed(self) -> None:
+        self._seen.set()
         if self._on_change is not None:
             self._on_change()
 

@@ -31,6 +31,7 @@ from roq.runtime.observe import logger
 from roq.wire import store as wire
 
 log = logger(__name__)
+CONFIRM_LATE = 4  # times confirm_again_seconds, at most
 ANSWER_SECONDS = 1.0  # of a store that may get a segment which is opened to repair another
 Done = Callable[[int | RoqError], None]  # position, or what stopped the log: then the outcome is unknown
 
@@ -82,7 +83,7 @@ class LogWriter(LogOwner):
         self._appending = Appending(segment.id, self.epoch, segment.fragments[-1].nodes, meta.ack_quorum, segment.first)
         self._opened = time.monotonic()
         self._sent_confirmed = segment.first - 1  # the confirmed position the stores know
-        self._told_at = self._opened  # when each of them was told
+        self._told_at = self._flushed_at = self._opened  # when each of them was told, and sent something, last
         self._health = SegmentHealth(self.settings, self._appending, time.monotonic())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -137,7 +138,8 @@ class LogWriter(LogOwner):
 
     def _flush(self) -> None:
         if self._error is None:
-            self._health.before_sending(time.monotonic())
+            self._flushed_at = time.monotonic()
+            self._health.before_sending(self._flushed_at)
             self._send(self._appending)
 
     def _send(self, appending: Appending) -> None:
@@ -233,7 +235,7 @@ class LogWriter(LogOwner):
         """Send again what was lost, replace nodes that fail, roll."""
         while self._error is None:
             await self._until_due()
-            if time.monotonic() - self._told_at >= self.settings.confirm_again_seconds:
+            if time.monotonic() >= self._confirm_again_at():
                 self._tell_confirmed()
             appending, health = self._appending, self._health
             if self._busy.locked():
@@ -261,9 +263,14 @@ class LogWriter(LogOwner):
         if not (appending.paced or appending.changing or any(appending.behind(node) for node in appending.nodes)):
             self._written.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._told_at + self.settings.confirm_again_seconds - time.monotonic()):
+                async with asyncio.timeout(self._confirm_again_at() - time.monotonic()):
                     await self._written.wait()
         await asyncio.sleep(self.settings.check_seconds)
+
+    def _confirm_again_at(self) -> float:
+        """Seldom when nothing was written for long: then only a store that began anew can have missed it (monotonic)."""
+        soon = self.settings.confirm_again_seconds
+        return self._told_at + min(max((self._told_at - self._flushed_at) / 2, soon), CONFIRM_LATE * soon)
 
     def _nodes(self) -> frozenset[str]:
         """Of all of the open segment."""

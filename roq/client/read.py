@@ -113,6 +113,7 @@ class TapeWindow(Subscriber):
         self._later: set[str] = set()  # Exchanges of whose tapes more was read than is handed out
         if isinstance(end, int) and self._past is not None:
             self._past.end_at(end)
+            self._order.until_ms = end
 
     async def open(self, timeout_seconds: float = OPEN_SECONDS) -> Subscriber:
         """See Subscriber. It waits UNTIL_SECONDS behind an end by time. Raises InvalidPosition, too, for one on

@@ -98,6 +98,7 @@ class KnownPublisher:
     __slots__ = (
         "amid",
         "baseline",
+        "begun",
         "delivered",
         "doubtful",
         "entered",
@@ -122,6 +123,7 @@ class KnownPublisher:
         self.entered = False  # a path of it began before our time: so did all that came on those before it
         self.past_path = 0  # the last one of which something had come when the past was over
         self.baseline: int | None = None  # numbers up to this were before our time; None until the first frame says
+        self.begun = 0  # the path that said so: those after it repeat them
         self.delivered = 0  # highest number delivered, over all topics
         self.finished = False  # FIN of `path` seen
         self.topics: dict[bytes, list[int]] = {}
@@ -167,6 +169,7 @@ class OrderMachine:
         self._attached, self._wants, self._safe = attached, wants, safeguards
         self.amid = False  # while tapes are read, and not from their beginning
         self.entire = False  # they were read from there: nothing was before our time
+        self.until_ms = FOREVER  # what is written then or later is another reader's
         self.duplicated = 0
         self.late = 0
         self.unfinished = 0  # paths that were given up before their FIN came
@@ -233,7 +236,7 @@ class OrderMachine:
         ):
             self.late += header.kind != FrameKind.WATERMARK
             before = header.kind == FrameKind.DATA and header.sequence <= (publisher.baseline or 0)
-            if before and not publisher.amid and not publisher.entered:
+            if before and header.path < publisher.begun and not publisher.amid and not publisher.entered:
                 # not before our time after all, and too late to be given; what is above the baseline shows as a gap
                 lost = (event.topic.decode(), header.sequence, header.sequence + header.count - 1, header.count)
                 out.append(MessagesLost(header.publisher, *lost))
@@ -253,16 +256,16 @@ class OrderMachine:
         elif header.kind == FrameKind.FIN:
             publisher.finished = True
             if publisher.baseline is None:
-                publisher.baseline = header.sequence
+                publisher.begun, publisher.baseline = header.path, header.sequence
         elif header.kind == FrameKind.WATERMARK:
             self._watermark(publisher, event, header.sequence, out)
         elif header.kind == FrameKind.OPEN and publisher.baseline is None:
-            publisher.baseline = header.sequence
+            publisher.begun, publisher.baseline = header.path, header.sequence
 
     def _data(self, publisher: KnownPublisher, event: FrameEvent, out: list[Output]) -> None:
         header = event.header
         if publisher.baseline is None:
-            publisher.baseline = header.sequence - 1
+            publisher.begun, publisher.baseline = header.path, header.sequence - 1
         known = publisher.topics.get(event.topic)
         if known is None:
             known = self._meet(publisher, event, publisher.baseline, out)
@@ -315,7 +318,7 @@ class OrderMachine:
         """Topics of which messages up to the number `up_to` are missing."""
         id = event.header.publisher
         if publisher.baseline is None:
-            publisher.baseline = event.header.sequence
+            publisher.begun, publisher.baseline = event.header.path, event.header.sequence
         dropped = event.header.previous
         for name, (last, sent) in event.extra.items():
             news = publisher.baseline < last <= up_to
@@ -404,7 +407,8 @@ class OrderMachine:
         opening = publisher.openings.get(path)
         if opening is None:
             # it began before our time, so those before it ended before our time; or it did so unrecorded
-            return publisher.path == 0 or publisher.amid or path in publisher.origins
+            early = publisher.path == 0 or publisher.amid or self._began_early(publisher, publisher.path)
+            return early or path in publisher.origins
         return not opening.finished or not self._attached(opening.left)
 
     def _awaited(self, publisher: KnownPublisher, path: int) -> tuple[str, Origin] | None:
@@ -431,27 +435,32 @@ class OrderMachine:
         return None
 
     def _advance(self, publisher: KnownPublisher, out: list[Output]) -> None:
-        amid, before = publisher.amid, publisher.path
+        before = publisher.path
         path = publisher.path = self._next_path(publisher)
         opening = publisher.openings.get(path)
+        amid = publisher.amid or (opening is None and self._began_early(publisher, before))
         publisher.finished, publisher.replays = False, opening is not None and opening.left != "" and not opening.finished
         publisher.waiting_since = None
         if not self._safe.order_topics:
             publisher.delivered = 0
         events = self._take_held(publisher, path)
+        overtakes = path not in publisher.origins or publisher.origins[path][1] < self.until_ms
         if amid and before:
             self._begin_amid(publisher, opening, events[0], before)
         elif self.entire and publisher.replays and not publisher.delivered:
             publisher.baseline = None  # what a path said that came to nothing: its replay says it anew
-        for passed in sorted(held for held in publisher.held if held < path):  # overtaken by a replay: it begins at its OPEN
+        # overtaken by a replay: it begins at its OPEN, unless it is another reader's
+        for passed in sorted(held for held in publisher.held if held < path):
             passing = self._take_held(publisher, passed)
             if amid and (before < passed - 1 or passed not in publisher.openings):
                 self._pass_over(publisher, passing[0].header)
             before = passed
             for event in passing:
-                if event.header.kind == FrameKind.DATA and event.header.sequence <= events[0].header.sequence:
+                if event.header.kind == FrameKind.DATA and (
+                    event.header.sequence <= events[0].header.sequence or not overtakes
+                ):
                     self._data(publisher, event, out)
-        if amid and before < path - 1:
+        if amid and before < path - 1 and opening is not None:
             self._pass_over(publisher, events[0].header)
         for known in publisher.openings, publisher.origins:
             for opened in [opened for opened in known if opened <= path]:
@@ -472,10 +481,15 @@ class OrderMachine:
             if not replays:
                 held = [event.header for path, events in publisher.held.items() if path < publisher.path for event in events]
                 before = min([before, *(one.sequence - 1 for one in held if one.kind == FrameKind.DATA)])
-            publisher.baseline = min(before, publisher.baseline or 0) if replays else before
+            publisher.begun, publisher.baseline = header.path, min(before, publisher.baseline or 0) if replays else before
             self._forget_topics(publisher, list(publisher.topics))
         # of a path of which only the end is on its tape for us nothing was delivered, as of one that has its beginning there
         publisher.amid = not publisher.delivered and (opening is not None or header.kind != FrameKind.DATA)
+
+    def _began_early(self, publisher: KnownPublisher, before: int) -> bool:
+        """Whether a path of which no beginning came, the first one behind `before` since tapes were read, began before our
+        time: where nothing passed us by, we would have seen it."""
+        return self._doubts is None and not self.entire and 0 < before <= publisher.past_path
 
     def _is_past(self, publisher: KnownPublisher) -> bool:
         """Whether something of the current path may have come while tapes were read."""

@@ -76,6 +76,7 @@ class Order(NamedTuple):
 
     path: int
     baseline: int | None
+    begun: int
     delivered: int
     finished: bool
     topics: tuple[Known, ...]
@@ -107,7 +108,7 @@ def thaw_order(
     machine._doubts = None if doubts is None else {(PUBLISHER, topic): last for topic, last in doubts}
     if order is not None:
         publisher = KnownPublisher()
-        publisher.path, publisher.baseline = order.path, order.baseline
+        publisher.path, publisher.baseline, publisher.begun = order.path, order.baseline, order.begun
         publisher.delivered, publisher.finished = order.delivered, order.finished
         publisher.topics = {topic: [last, sent] for topic, last, sent in order.topics}
         publisher.held = {path: [event_of(frame) for frame in frames] for path, frames in order.held}
@@ -130,6 +131,7 @@ def freeze_order(machine: OrderMachine) -> Order | None:
     return Order(
         publisher.path,
         publisher.baseline,
+        publisher.begun,
         publisher.delivered,
         publisher.finished,
         tuple(sorted((topic, last, sent) for topic, (last, sent) in publisher.topics.items())),

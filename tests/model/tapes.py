@@ -224,7 +224,8 @@ def event_of(frame: TapedFrame, origin: Origin | None = None) -> FrameEvent:
 # --- the machine as a value -------------------------------------------------------------------------------------------
 
 
-PLAIN = ["path", "amid", "entered", "past_path", "baseline", "delivered", "finished", "forgotten", "replays", "waiting_since"]
+ENTERED = ["path", "amid", "entered", "past_path", "baseline", "begun"]
+PLAIN = [*ENTERED, "delivered", "finished", "forgotten", "replays", "waiting_since"]
 
 
 class KnownThen(NamedTuple):

@@ -260,7 +260,8 @@ class World:
         """Equal for states that differ in nothing that matters."""
         buffer = {name: str(value) for name, value in vars(self.buffer).items() if name not in ("_marks", "_safe")}
         marks = [(one.number, one.path, one.last, one.done) for one in self.buffer._marks]
-        order = [(one.path, one.finished, one.baseline, one.topics, one.held) for one in self.order.publishers.values()]
+        known = self.order.publishers.values()
+        order = [(one.path, one.finished, one.baseline, one.begun, one.topics, one.held) for one in known]
         rest = {name: value for name, value in vars(self).items() if name not in ("buffer", "order", "config")}
         return repr((buffer, marks, order, rest))
 

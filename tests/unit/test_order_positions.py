@@ -55,3 +55,20 @@ def test_who_subscribed_just_now_is_told_of_it() -> None:
     one = Subscriber("A", "B")
     one.data(2, "a", 11, previous=10, index=10)
     assert one.data(1, "a", 10, previous=9, index=9) == ["lost 1 of a10..10"]
+
+
+@pytest.mark.parametrize("doubted", [False, True])
+def test_a_path_of_which_no_beginning_comes_live_began_before_the_position(*, doubted: bool) -> None:
+    """Unless something may have passed by: then it may have begun in that."""
+    one = Subscriber("A", "B")
+    one.machine.amid = True
+    assert one.data(2, "a", 11, previous=10, index=10) == ["a11"]
+    one.machine.live()
+    if doubted:
+        assert one.take(one.machine.doubt(1.0, 1.0)) == []
+        assert one.data(3, "a", 26, previous=25, index=25) == []
+        assert one.expire(HOLD + 1) == ["lost 14 of a12..25", "a26"]
+    else:
+        assert one.data(3, "a", 26, previous=25, index=25) == ["a26"]
+        assert one.data(3, "b", 27, previous=24, index=3) == ["b27"]
+        assert one.data(3, "a", 30, previous=29, index=29) == ["lost 3 of a27..29", "a30"]

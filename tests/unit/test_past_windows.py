@@ -76,6 +76,15 @@ async def test_no_tape_is_read_on_for_whom_only_the_next_window_has(window: Scen
     window.subscriber._order.check()
 
 
+async def test_what_a_window_has_is_given_though_the_next_one_has_it_again(window: Scene) -> None:
+    """P's path 2 waits for B, where its path 1 was, and breaks; the path after it, which sends it all again, is the next
+    window's, to which it is a repeat: it reads what is written before it, to know whose paths go on."""
+    given = await window.read("A", -9, opens(P, 2, 0, "B", finished=False), *(data(P, 2, number) for number in (1, 2, 3)))
+    given += await window.read("B", 1, opens(P, 3, 1, "A", finished=False), *(data(P, 3, number) for number in (2, 3, 4)))
+    given += await window.read("B", SKEW_MS, opens(Q, 1, 0))
+    assert given + ended(window) == [1, 2, 3]
+
+
 @pytest.fixture
 async def later() -> AsyncIterator[Scene]:
     """A window from ten seconds before NOW to NOW."""

@@ -37,9 +37,6 @@ BUGS: dict[str, Known] = {
     "who reads to the end leaves a tape that others wait for": Known(
         partial(put, (Subscriber, "awaits", lambda reader, exchange: False)), 4402, What.RECORDED
     ),
-    "what lies before a position counts as lost": Known(
-        partial(put, (order.OrderMachine, "_pass_over", lambda one, publisher, first: None)), 4456, What.RECORDED
-    ),
     "an index leaves out where topics are": Known(
         partial(put, (topic_index, "group_of", lambda position: 0)), 4, What.RECORDED
     ),

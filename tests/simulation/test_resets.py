@@ -41,7 +41,7 @@ def test_where_subscribers_do_not_ask_messages_are_lost(monkeypatch: pytest.Monk
 
 def test_where_publishers_do_not_wait_messages_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(absent.AbsentSubscribers, "broke", lambda self, address, prefixes: None)
-    assert any(reset(seed).wrong for seed in (14, 17, 39))
+    assert any(reset(seed).wrong for seed in (63, 14, 39))
 
 
 def test_where_subscribers_heed_watermarks_at_once_what_comes_again_is_called_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,7 @@ def test_the_story_of_a_bug_is_short() -> None:
 
 def test_a_rotten_byte_that_claims_too_much_does_not_end_the_log() -> None:
     """The simulation found this one: the confirmed position that a damaged batch told was believed."""
-    stories = {seed: storm(Random(seed), 5.0, FaultKind.BIT_ROT) for seed in range(18, 18 + TRIES)}
+    stories = {seed: storm(Random(seed), 5.0, FaultKind.BIT_ROT) for seed in range(8, 8 + TRIES)}
     with known_bugs.put((index, "_proved", known_task_bugs.believed)):
         found = next(seed for seed, faults in stories.items() if _weather(seed, faults).wrong)
     run = _weather(found, stories[found])

@@ -23,7 +23,6 @@ async def going_on() -> AsyncIterator[Scene]:
     await made.subscriber.close(0)
 
 
-@pytest.mark.quick
 async def test_what_came_before_it_on_the_path_that_is_entered_is_not_missing(going_on: Scene) -> None:
     """A's tape ends with what path 3 had sent again on B, before the position: as 2 and 3, which came on that path alone."""
     given = await going_on.read("A", 0, data(P, 1, 1), fin(P, 1, 1))

@@ -8,7 +8,6 @@ from roq.wire.assignment import HostReport, ProcessKind, ProcessState, RunningPr
 from roq.wire.stores import StoreRegistration, StoreState, parse_registration, store_of
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("state", StoreState)
 @pytest.mark.parametrize(("host", "address"), [("a", "10.0.0.1"), ("a=b=running", "host-1.example"), ("ü, x", "::1")])
 def test_a_name_says_all(host: str, address: str, state: StoreState) -> None:

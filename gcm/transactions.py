@@ -51,6 +51,7 @@ from roq.wire.work_queue import WorkQueueRecord
 REPLICATION_MAX = 16  # Monitors of one queue: each backup costs its active one an update
 FRAME_BYTES_MIN = 1024  # smaller ones hold no topic
 SUCCESSORS_MAX = 4  # hosts lost one after the other while an Exchange is being replaced
+SUCCESSORS_KEPT = 1024  # ids that need not be drawn anew; a leader asks again and again for those of its queues
 REMOVAL_KEPT_SECONDS = 60.0  # a removal repeated within this time is answered as the first one was
 
 V = TypeVar("V")
@@ -62,7 +63,7 @@ def exchange_id(queue: str, transaction: str) -> str:
     return hashlib.sha256(f"{queue}\0{transaction}".encode()).hexdigest()[:16]
 
 
-@lru_cache(1 << 16)
+@lru_cache(SUCCESSORS_KEPT)
 def replacement_id(queue: str, exchange: str) -> str:
     """The Exchange that takes the place of this one, of a lost host or of one that it leaves: the same whoever decides it."""
     return exchange_id(queue, f"replaces {exchange}")

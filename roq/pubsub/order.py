@@ -170,6 +170,7 @@ class OrderMachine:
         self.amid = False  # while tapes are read, and not from their beginning
         self.entire = False  # they were read from there: nothing was before our time
         self.until_ms = FOREVER  # what is written then or later is another reader's
+        self._sees_all = False  # all that Exchanges forwarded since tapes were read came here
         self.duplicated = 0
         self.late = 0
         self.unfinished = 0  # paths that were given up before their FIN came
@@ -489,7 +490,7 @@ class OrderMachine:
     def _began_early(self, publisher: KnownPublisher, before: int) -> bool:
         """Whether a path of which no beginning came, the first one behind `before` since tapes were read, began before our
         time: where nothing passed us by, we would have seen it."""
-        return self._doubts is None and not self.entire and 0 < before <= publisher.past_path
+        return self._sees_all and self._doubts is None and not self.entire and 0 < before <= publisher.past_path
 
     def _is_past(self, publisher: KnownPublisher) -> bool:
         """Whether something of the current path may have come while tapes were read."""
@@ -505,10 +506,14 @@ class OrderMachine:
 
     def live(self) -> None:
         """Tapes are not read any more: what is missing from now on is lost, of whom we had anything and wait for nothing."""
-        self.amid = False
+        self.amid, self._sees_all = False, True
         for publisher in self.publishers.values():
             publisher.amid = publisher.amid and not (publisher.delivered and not publisher.held)
             publisher.past_path = max(publisher.held, default=publisher.path)
+
+    def attaching(self) -> None:
+        """To an Exchange, anew or for the first time: paths may have begun in what it forwarded before."""
+        self._sees_all = False
 
     def detached(self, now: float) -> list[Output]:
         """An Exchange was left: whoever waited for a FIN from it goes on."""

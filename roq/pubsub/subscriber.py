@@ -265,8 +265,7 @@ class Subscriber(Inbox):
     def _give(self, outputs: list[Output]) -> None:
         for output in outputs if self._started else ():
             if isinstance(output, Deliver):
-                payloads, size = output.event.body
-                header = output.event.header
+                header, (payloads, size) = output.event.header, output.event.body
                 if output.skip:
                     header = header._replace(sequence=header.sequence + output.skip, count=header.count - output.skip)
                 self._buffer.append(Batch(output.event.topic, header, payloads[output.skip :], size))
@@ -291,6 +290,7 @@ class Subscriber(Inbox):
     def _connect(self, exchange: wire.ExchangeAddress) -> Attachment:
         prefixes = [*self._filter.prefixes, frames.CONTROL_PREFIX, *([TAPED_PREFIX] if self._tapes else [])]
         attachment = Attachment(exchange, prefixes, self._standing.max_frame_bytes, self._read)
+        self._order.attaching()
         if self._past is not None:
             self._past.handover.hold(attachment)
         return attachment

@@ -57,15 +57,18 @@ def test_who_subscribed_just_now_is_told_of_it() -> None:
     assert one.data(1, "a", 10, previous=9, index=9) == ["lost 1 of a10..10"]
 
 
-@pytest.mark.parametrize("doubted", [False, True])
-def test_a_path_of_which_no_beginning_comes_live_began_before_the_position(*, doubted: bool) -> None:
+@pytest.mark.parametrize("missed", ["nothing", "doubted", "attached anew"])
+def test_a_path_of_which_no_beginning_comes_live_began_before_the_position(missed: str) -> None:
     """Unless something may have passed by: then it may have begun in that."""
     one = Subscriber("A", "B")
     one.machine.amid = True
     assert one.data(2, "a", 11, previous=10, index=10) == ["a11"]
     one.machine.live()
-    if doubted:
-        assert one.take(one.machine.doubt(1.0, 1.0)) == []
+    if missed != "nothing":
+        if missed == "doubted":
+            assert one.take(one.machine.doubt(1.0, 1.0)) == []
+        else:
+            one.machine.attaching()
         assert one.data(3, "a", 26, previous=25, index=25) == []
         assert one.expire(HOLD + 1) == ["lost 14 of a12..25", "a26"]
     else:

@@ -198,10 +198,11 @@ class Driver:
         """From now on."""
         self._running = self._context.term.tasks.start(self._run(), f"shuffle {self.record.name}")
 
-    def stop(self) -> None:
-        """It is gone: nothing holds on to it, nor does it to what holds on to it. What goes round in a circle stays until
-        Python looks for circles, which it does the more seldom the more a process has."""
-        self._leave(ShuffleNotFound(f"shuffle {self.record.name!r} was removed"))
+    def stop(self, reason: RoqError | None = None) -> None:
+        """It is gone, or it is driven no longer and this is why: nothing holds on to it, nor does it to what holds on to it.
+        What goes round in a circle stays until Python looks for circles, which it does the more seldom the more a process has;
+        and what a timer holds, a term and all of its shuffles, stays until that goes off: after days."""
+        self._leave(reason or ShuffleNotFound(f"shuffle {self.record.name!r} was removed"))
         if self._running is not None:
             self._running.cancel()
         self._running = None

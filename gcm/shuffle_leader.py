@@ -118,6 +118,8 @@ class ShuffleLeader:
         """With the term."""
         if self._timer is not None:
             self._timer.cancel()
+        for driver in self._drivers.values():
+            driver.stop(NotLeader("this Global Configuration Manager leads no longer"))
         self._links.close()
 
     def _drive(self, record: ShuffleRecord, store: ShuffleStore) -> Driver:

@@ -12,12 +12,13 @@ import pytest
 
 from gcm.followers import FollowerLinks
 from gcm.shuffle_driver import Driver, DriverContext
+from gcm.shuffle_leader import ShuffleLeader
 from gcm.shuffle_store import ShuffleStore
 from gcm.term import LeaderTerm
 from roq.coordination import paths
 from roq.coordination.election import take_epoch
 from roq.coordination.session import Session
-from roq.errors import RoqError, ShuffleNotFound
+from roq.errors import NotLeader, RoqError, ShuffleNotFound
 from roq.runtime.observe import Counters
 from roq.shuffle.events import AttemptReported, Commit, Event, Instruction, Remove, Touched
 from roq.shuffle.plan import ShufflePlan
@@ -100,3 +101,29 @@ async def test_of_a_shuffle_that_is_gone_nothing_is_held(term: LeaderTerm) -> No
         while plan() is not None:  # its task ends in one of the next turns of the loop
             await asyncio.sleep(0.01)
     assert not term.ended.done()
+
+
+async def test_of_a_term_that_is_over_its_shuffles_hold_nothing(chroot: str) -> None:
+    """Each wakes after a week to see whether it was abandoned."""
+    async with AsyncExitStack() as stack:
+        session = await Session.connect(chroot, 6.0)
+        stack.push_async_callback(session.close)
+        for path in paths.SKELETON:
+            await session.ensure_path(path)
+        first = await LeaderTerm.begin(session, await take_epoch(session), Counters())
+        await ShuffleStore(first, "id").create(RECORD)
+        await first.end(None)
+        term = await LeaderTerm.begin(session, await take_epoch(session), Counters())
+        leader = await ShuffleLeader.begin(session, term, abandoned_seconds=7 * 86400.0)
+        async with asyncio.timeout(20):
+            await leader._drivers["id"].submit(Touched())
+            await term.end(None)
+            leader.close()
+            with pytest.raises(NotLeader):
+                await leader._drivers["id"].submit(Touched())
+        held = weakref.ref(term)
+        del term, leader
+        async with asyncio.timeout(20):
+            while held() is not None:
+                await asyncio.sleep(0.01)
+                gc.collect()

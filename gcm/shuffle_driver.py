@@ -275,6 +275,7 @@ class Driver:
         for _, answer in self._events:
             if answer is not None and not answer.done():
                 answer.set_exception(type(reason)(str(reason)))
+                answer.exception()  # whoever asked may be gone: then nobody else looks at it
         self._events.clear()
         for timer in self._timers:
             timer.cancel()

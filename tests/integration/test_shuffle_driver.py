@@ -6,7 +6,6 @@ import asyncio
 import gc
 import weakref
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
 
 import pytest
 
@@ -30,15 +29,27 @@ NOBODY = FollowerHosts(frozenset(), frozenset())
 
 
 @pytest.fixture
-async def term(chroot: str) -> AsyncIterator[LeaderTerm]:
-    async with AsyncExitStack() as stack:
-        session = await Session.connect(chroot, 6.0)
-        stack.push_async_callback(session.close)
+async def session(chroot: str) -> AsyncIterator[Session]:
+    session = await Session.connect(chroot, 6.0)
+    try:
         for path in paths.SKELETON:
             await session.ensure_path(path)
-        term = await LeaderTerm.begin(session, await take_epoch(session), Counters())
-        stack.push_async_callback(term.end, None)
+        yield session
+    finally:
+        await session.close()
+
+
+async def begun(session: Session) -> LeaderTerm:
+    return await LeaderTerm.begin(session, await take_epoch(session), Counters())
+
+
+@pytest.fixture
+async def term(session: Session) -> AsyncIterator[LeaderTerm]:
+    term = await begun(session)
+    try:
         yield term
+    finally:
+        await term.end(None)
 
 
 async def driver_of(term: LeaderTerm, plan: ShufflePlan) -> Driver:
@@ -103,27 +114,22 @@ async def test_of_a_shuffle_that_is_gone_nothing_is_held(term: LeaderTerm) -> No
     assert not term.ended.done()
 
 
-async def test_of_a_term_that_is_over_its_shuffles_hold_nothing(chroot: str) -> None:
+async def test_of_a_term_that_is_over_its_shuffles_hold_nothing(session: Session) -> None:
     """Each wakes after a week to see whether it was abandoned."""
-    async with AsyncExitStack() as stack:
-        session = await Session.connect(chroot, 6.0)
-        stack.push_async_callback(session.close)
-        for path in paths.SKELETON:
-            await session.ensure_path(path)
-        first = await LeaderTerm.begin(session, await take_epoch(session), Counters())
-        await ShuffleStore(first, "id").create(RECORD)
-        await first.end(None)
-        term = await LeaderTerm.begin(session, await take_epoch(session), Counters())
-        leader = await ShuffleLeader.begin(session, term, abandoned_seconds=7 * 86400.0)
-        async with asyncio.timeout(20):
+    first = await begun(session)
+    await ShuffleStore(first, "id").create(RECORD)
+    await first.end(None)
+    term = await begun(session)
+    leader = await ShuffleLeader.begin(session, term, abandoned_seconds=7 * 86400.0)
+    async with asyncio.timeout(20):
+        await leader._drivers["id"].submit(Touched())
+        await term.end(None)
+        leader.close()
+        with pytest.raises(NotLeader):
             await leader._drivers["id"].submit(Touched())
-            await term.end(None)
-            leader.close()
-            with pytest.raises(NotLeader):
-                await leader._drivers["id"].submit(Touched())
-        held = weakref.ref(term)
-        del term, leader
-        async with asyncio.timeout(20):
-            while held() is not None:
-                await asyncio.sleep(0.01)
-                gc.collect()
+    held = weakref.ref(term)
+    del term, leader
+    async with asyncio.timeout(20):
+        while held() is not None:
+            await asyncio.sleep(0.01)
+            gc.collect()

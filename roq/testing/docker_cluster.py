@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ MACHINES_MAX = 20  # of one role
 USER_ID = 550  # docker/base.sh
 STATE, CLOCK = Path("/var/lib/roq"), Path("/etc/roq/clock")
 FILLER, ONCE = STATE / "filler", STATE / "once"
+SHOW_LOGS = f"tail -q -c 200000 {STATE}/logs/*.log"
 SYSTEM = ("zookeeper", "gcm", "host")
 NANO = 1_000_000_000
 
@@ -52,7 +54,8 @@ class DockerCluster(TestedCluster):
 
     zookeepers: 1 or 3. state_megabytes: size of each host's state directory, which is then in memory and empty after a
     restart; 0: as large as the disk, and kept. host_cpus: processors that each host may use, 0.1 is a tenth of one; 0: all.
-    image: as built by `make image`. logs: directory that gets every container's log when the cluster closes.
+    image: as built by `make image`. logs: directory that gets every container's log when the cluster closes, and the end of
+    those of its processes.
     """
 
     def __init__(
@@ -191,14 +194,22 @@ class DockerCluster(TestedCluster):
             if self._logs is not None:
                 self._logs.mkdir(parents=True, exist_ok=True)
                 for machine in self._machines.values():
-                    if machine.container is not None:
-                        (self._logs / f"{machine.name}.log").write_bytes(await engine.call(machine.container.logs))
+                    await self._save_logs(engine, machine, self._logs / f"{machine.name}.log")
         except (OSError, RoqError) as error:
             log.warning("container logs could not be saved", extra={"fields": {"reason": str(error)}})
         finally:
             await asyncio.shield(engine.remove(self.token))
             await asyncio.to_thread(engine.close)
             self._machines.clear()
+
+    async def _save_logs(self, engine: Engine, machine: Container, file: Path) -> None:
+        if machine.container is None:
+            return
+        with file.open("wb") as saved:
+            saved.write(await engine.call(machine.container.logs))
+            if machine.role == "host":
+                with suppress(RoqError):  # it was stopped
+                    saved.write((await engine.run(machine.container, SHOW_LOGS)).encode())
 
     @property
     def _docker(self) -> Engine:

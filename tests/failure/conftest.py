@@ -3,11 +3,13 @@ tests, which leave it as they found it (`whole`)."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ WITHOUT = os.environ.get("ROQ_WITHOUT_DOCKER") == "1"
 TEST_SECONDS = 150.0  # a test with its cluster; the first one may have to build the image
 SESSION_SECONDS = 4.0  # what is killed must be able to be back within it, on two busy cores
 PAUSE_SECONDS = 1.0  # no session ends in so short a pause
+TOLD_LINES, TOLD_LETTERS = 40, 400  # of a failed test's cluster, the newest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,6 +30,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_SECONDS))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test whose cluster saves its logs (in `tmp_path`) shows what that said last when it fails."""
+    report = yield
+    logs = getattr(item, "funcargs", {}).get("tmp_path")
+    if report.when == "call" and report.failed and logs is not None and (told := last_told(logs)):
+        report.sections.append(("What the cluster's processes said last", "\n".join(told)))
+    return report
+
+
+def last_told(logs: Path) -> list[str]:
+    """The newest lines of all of a cluster's logs but those about details, oldest first."""
+    found = list[tuple[float, str]]()
+    for file in logs.glob("*.log"):
+        for line in file.read_text(errors="replace").splitlines():
+            try:
+                entry: dict[str, Any] = json.loads(line)
+                told = float(entry.pop("t")), entry.pop("level"), entry.pop("message")
+            except (ValueError, KeyError, AttributeError, TypeError):
+                continue  # not a line of the log
+            if told[1] != "debug" and "session" not in entry:
+                found.append((told[0], f"{told[0]:.2f} {file.stem} {told[1]}: {told[2]} {entry}"[:TOLD_LETTERS]))
+    return [text for _, text in sorted(found)[-TOLD_LINES:]]
 
 
 @pytest.fixture(scope="session")

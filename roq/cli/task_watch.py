@@ -82,7 +82,7 @@ def pace(samples: Sequence[Sample]) -> TaskRates:
     seconds = last.at - first.at
     done = max(0, last.status.completed - first.status.completed) / seconds if seconds > 0 else 0.0
     put = max(0, last.status.inserted - first.status.inserted) / seconds if seconds > 0 else 0.0
-    left = last.status.ready + last.status.delayed + last.status.leased
+    left = last.status.ready + last.status.delayed + last.status.leased + max(last.status.lag, 0)
     found = Progress.EMPTY if left == 0 else Progress.MEASURING if seconds < MEASURED_SECONDS else _progress(samples, done, put)
     eta = {Progress.EMPTY: 0.0, Progress.SHRINKING: left / (done - put) if done > put else None}.get(found)
     return TaskRates(done, put, left, eta, found)

@@ -23,6 +23,7 @@ from roq.errors import InvalidHeaders, MessagesLost, NotRecorded, ProcessFailed,
 from roq.pubsub.start import Start, read_group_start
 from roq.pubsub.subscriber import Subscriber
 from roq.pubsub.subscription import Message
+from roq.pubsub.tape import REST_SECONDS
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
 from roq.runtime.run import Tasks
@@ -32,7 +33,8 @@ from roq.wire.work_queue import GroupOrder, GroupSource
 from roq.workqueue.records import FeedMessages
 
 KEEP_SECONDS = 0.2, 1.0, 5.0  # between two positions that are kept, and two looks while nothing comes: something waits, or not
-LAG_SECONDS = 1.0, 5.0  # between two looks at how many messages follow: when some come, and when stores were asked or none do
+LAG_SECONDS = 1.0, 5.0  # between two looks at how many messages follow: when some come, and when stores were asked or none do;
+# both every REST_SECONDS while the group rests
 PAUSE_SECONDS = 0.1, 5.0  # between two tries, the first and the longest
 FEED_COUNT = 1_000  # messages fed at once
 FEED_BYTES = 256 * 1024  # of payloads in one record: from here on the next one begins
@@ -48,6 +50,7 @@ class Intake(Protocol):
 
     waiting_since: int | None
     lag: int
+    read_on: Callable[[], None]
 
     @property
     def position(self) -> dict[str, int] | None:
@@ -58,6 +61,12 @@ class Intake(Protocol):
 
     async def take(self, messages: Sequence[FeedMessages]) -> None:
         """As soon as there is room."""
+
+    def rests(self) -> bool:
+        """Nobody has asked for messages lately; `read_on` is called when somebody does."""
+
+    def has_enough(self) -> bool:
+        """Likewise, and there are some for whoever comes first."""
 
     def missed(self) -> None:
         """Something does not come into the group."""
@@ -95,7 +104,21 @@ def begin(source: GroupSource, position: dict[str, int] | None) -> Start:
 
 
 class FeedReader(Subscriber):
-    """A subscriber that knows how much is stored behind its position."""
+    """A subscriber that knows how much is stored behind its position, and reads on as the intake says."""
+
+    def __init__(self, client: GcmClient, source: GroupSource, intake: Intake, on_lost: Callable[[MessagesLost], None]) -> None:
+        start = begin(source, intake.position)
+        super().__init__(client, source.queue, source.topics, on_lost, start, "stored", where=source.where)
+        self._intake = intake
+        intake.read_on = self.took
+
+    def rests(self) -> bool:
+        """Nobody asks the group for messages."""
+        return self._intake.rests()
+
+    def is_full(self) -> bool:
+        """Also with what is there for whoever comes first."""
+        return self._intake.has_enough() or super().is_full()
 
     async def lag(self) -> int:
         """Messages on all tapes, of whatever topics; -1: that is not known. Raises LogUnavailable, DataLost, LogTrimmed, as
@@ -113,8 +136,7 @@ async def _read(client: GcmClient, source: GroupSource, intake: Intake) -> None:
         log.warning("the group's feed lost messages, its members do not get them: %s", lost)
         intake.missed()
 
-    start = begin(source, intake.position)
-    subscriber = FeedReader(client, source.queue, source.topics, on_lost, start, "stored", where=source.where)
+    subscriber = FeedReader(client, source, intake, on_lost)
     keeper = Tasks(lambda error: subscriber.fail(ProcessFailed(f"the feed failed: {error}")))
     keep, measure = came = asyncio.Event(), asyncio.Event()
     async with subscriber:
@@ -166,7 +188,7 @@ async def _keep(subscriber: Subscriber, intake: Intake, came: asyncio.Event) -> 
     """A position counts what was taken before the batch in progress, all of which is in the intake by now."""
     between, waiting, idle = KEEP_SECONDS
     while True:
-        await _pause(came, between, idle if intake.waiting_since == 0 else waiting)
+        await _pause(came, between, REST_SECONDS if intake.rests() else idle if intake.waiting_since == 0 else waiting)
         if (position := subscriber.position) is not None:
             intake.reached(position.done)
         now = intake.now()
@@ -196,7 +218,7 @@ async def _measure(subscriber: FeedReader, intake: Intake, came: asyncio.Event) 
         except (RoqError, TimeoutError) as error:
             intake.lag = -1
             log.debug("the group's lag can't be measured now, retrying: %s", error)
-        await _pause(came, late if intake.lag else soon, late)
+        await _pause(came, late if intake.lag else soon, REST_SECONDS if intake.rests() else late)
 
 
 def _records(messages: Sequence[Message], ordered: bool, now: int, reports: HeaderReports) -> Iterator[FeedMessages]:

@@ -98,6 +98,10 @@ class Inbox:
             times.append(now_ms)
         return max(1, now_ms - min(times)) if times else 0
 
+    def rests(self) -> bool:
+        """Does nobody wait for messages? An application does."""
+        return False
+
     def reached(self, exchange: str, entry: int) -> None:
         """All of this entry of the Exchange's tape was read (EXPIRED: the tape is forgotten). It counts once all that is held
         back is in here, too."""

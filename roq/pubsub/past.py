@@ -8,7 +8,8 @@ that is (TAPED), and what the attachment brings before it is reached waits there
     arriving   the end of all tapes was reached once: the subscriber joins, attaches, and waits for what TAPED says of each
     present    everything that came before is handed out: attachments alone
 
-One that follows what is stored never joins: at the end of a tape it waits there for more, tape by tape, for ever.
+One that follows what is stored never joins: at the end of a tape it waits there for more, tape by tape, for ever. While nobody
+waits for messages it asks for more only now and then: there may be a thousand that rest so.
 
 Clocks of hosts differ, so an entry may come too early by that much. So the order machine asks before it follows a publisher to
 another Exchange: not while the tape of the one that it left may have something older (`unread`), which it may until it was read
@@ -45,7 +46,7 @@ from roq.pubsub.order import HELD_FRAME_BYTES, FrameEvent, Origin
 from roq.pubsub.outage import may_pass
 from roq.pubsub.start import Follow, Start
 from roq.pubsub.subscription import TopicFilter
-from roq.pubsub.tape import ABANDONED_SECONDS, SKEW_MS, Tape
+from roq.pubsub.tape import ABANDONED_SECONDS, REST_SECONDS, SKEW_MS, Tape
 from roq.pubsub.tape_list import TapeList
 from roq.pubsub.tape_watches import POLL_SECONDS, TapeWatches
 from roq.runtime.backoff import delays
@@ -103,6 +104,9 @@ class PastReader(Protocol):
 
     def is_full(self) -> bool:
         """There is no room for more; `Past.room` is set when there may be."""
+
+    def rests(self) -> bool:
+        """Nobody waits for messages, of one that follows what is stored; `Past.room` is set when somebody does."""
 
     def admits(self, exchange: str) -> bool:
         """What is held back has room, or waits for the tape of this Exchange."""
@@ -378,18 +382,22 @@ class Past:
 
     async def _keep_up(self) -> None:
         """In the present, which never ends: what was stored since, in turn; nobody waits for a tape that is at its end."""
+        if self._reader.rests() and not self._waits():
+            await self._rest()
         self._watches.news.clear()
         await self._take_news()
         await self._fetch()
+        rests = self._reader.rests() and not self._waits()
         for tape in [tape for tape in self.tapes.reading.values() if not (tape.ahead or tape.ended or tape in self._watches)]:
-            self._watches.ask(tape)
+            if not rests:
+                self._watches.ask(tape)
         ready = [tape for tape in self.tapes.reading.values() if tape.ahead and self._admits(tape)]
         if ready:
             oldest = min(ready, key=lambda tape: tape.head)
             if oldest.head < time.time_ns() // 1_000_000 - BEHIND_MS:
                 self._behind_at = time.monotonic()
             await self._hand_out(oldest, ready)
-        else:
+        elif not rests:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS if self._waits() else POLL_SECONDS):
                     await self._watches.news.wait()
@@ -398,6 +406,17 @@ class Past:
             self._finish()
             self._reader.settle()
             self._watches.hurry()
+
+    async def _rest(self) -> None:
+        """Until somebody waits for messages, or it is time to look at which tapes there are."""
+        self.room.clear()
+        try:
+            async with asyncio.timeout(REST_SECONDS):
+                while self._reader.rests():
+                    await self.room.wait()
+                    self.room.clear()
+        except TimeoutError:
+            await self.tapes.look()
 
     async def _take_news(self) -> None:
         """What was found beside the reading, which goes on while the GCM or a store does not answer."""

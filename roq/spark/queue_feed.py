@@ -166,7 +166,8 @@ class LeaseFeed:
 
     def freeze(self) -> None:
         """See Feed. Counts what is ready; of tasks put later with a higher priority, so many less of these are taken."""
-        self._budget = self._backend.status().ready
+        status = self._backend.status()
+        self._budget = status.ready + max(status.lag, 0)  # of a group: it reads the rest of its messages as they are asked for
 
     def close(self) -> None:
         """See Feed. What was leased ahead goes back to the queue."""
@@ -288,7 +289,7 @@ class LeaseFeed:
         """Of a frozen feed that was given nothing. The queue may have tasks all the same: a race was lost, a file was busy, a
         payload could not be read and is delayed for a moment. Then this waits a little, and not for ever."""
         status, now = self._backend.status(), time.monotonic()
-        if not status.ready and not status.delayed:
+        if not status.ready and not status.delayed and status.lag <= 0:
             log.info("%d of the tasks that were ready are taken by others: %s", self._budget, status)
             return True
         if not self._empty_since:

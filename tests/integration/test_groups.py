@@ -73,8 +73,8 @@ async def silent(member: roq.GroupSubscriber) -> bool:
     return await member.queue.lease(1.0, wait_seconds=0.5) == []
 
 
-async def until(condition: Callable[[], Awaitable[object]]) -> None:
-    async with asyncio.timeout(BOUND_SECONDS):
+async def until(condition: Callable[[], Awaitable[object]], seconds: float = BOUND_SECONDS) -> None:
+    async with asyncio.timeout(seconds):
         while not await condition():  # what another process does has no event here
             await asyncio.sleep(0.05)
 

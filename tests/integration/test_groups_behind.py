@@ -1,5 +1,5 @@
 """Groups that are behind, on a real cluster: what expires before a group has it is counted, whoever its master is; one that
-stands still slows nobody down.
+stands still slows nobody down; one that nobody asks reads next to nothing, until somebody does.
 
 Not covered: how much a group takes in before it waits (tests/unit/test_groups_fold.py).
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -18,15 +19,19 @@ from roq.client.overview import read_groups
 from roq.coordination import paths
 from roq.coordination.session import Session
 from roq.log.replicated.metadata import LogMeta
+from roq.pubsub.tape import REST_SECONDS
 from roq.wire.assignment import ProcessKind, from_json, to_json
+from roq.workqueue.address import queue_address
 from roq.workqueue.master.intake import BYTES_MAX
 from tests.integration.running import RunningCluster
 from tests.integration.test_groups import BOUND_SECONDS, numbers, recorded, store, take, until
+from tests.unit.spark.queue_feeding import drain, feed
 
 pytestmark = pytest.mark.timeout(120)
 __all__ = ["recorded"]  # a fixture
 LATE, LIVE = "late", "live"
 STEP = 1_000  # messages that are published, and done with, one time after the other
+FEW = 10
 LARGE_BYTES, LARGE_COUNT = 500_000, 160  # more than a group takes in
 
 
@@ -87,6 +92,38 @@ async def test_what_expired_before_a_group_had_it_is_counted(
         assert await told(), "the next master knows of it, and counts it once"
     (row,) = await read_groups(client, recorded)
     assert (row.missed, row.delayed, row.waiting, row.oldest_seconds) == (1, 0, 0, None)
+
+
+async def test_what_nobody_asks_for_stays_on_the_tapes(client: roq.Cluster, recorded: str, tmp_path: Path) -> None:
+    """It is counted, and comes when somebody asks; also Spark, which takes what there is and ends."""
+    address = queue_address(client.zookeeper, f"{recorded}@{LATE}")
+    await client.create_group(recorded, LATE, order="none")
+    stored = 0
+    async with roq.open_queue(address) as queue:
+
+        async def more_is_left() -> bool:
+            nonlocal stored
+            await store(client, recorded, FEW, first=stored)
+            stored += FEW
+            return (await queue.status()).lag > FEW
+
+        await until(more_is_left, 3 * REST_SECONDS)
+        found = list[roq.Status]()
+
+        async def counted() -> bool:
+            found[:] = [await queue.status()]
+            return found[0].lag + found[0].ready == stored
+
+        await until(counted, 3 * REST_SECONDS)
+        assert found[0].ready > 0, "for whoever comes first"
+    spark = await asyncio.to_thread(feed, address, manifests=str(tmp_path / "manifests"))
+    try:
+        assert sorted(await asyncio.to_thread(drain, spark, spark.first())) == list(range(stored))
+    finally:
+        await asyncio.to_thread(spark.close)
+    await store(client, recorded, FEW, first=stored)
+    async with client.subscriber(recorded, group=LATE, count=100) as member:
+        assert sorted(numbers(await take(member, FEW))) == list(range(stored, stored + FEW))
 
 
 async def test_a_group_that_stands_still_slows_down_nobody(client: roq.Cluster, recorded: str) -> None:

@@ -290,6 +290,49 @@ async def test_a_full_group_takes_more_when_there_is_room(monkeypatch: pytest.Mo
     assert (status.ready, status.completed) == (7, 2)
 
 
+async def test_a_group_that_nobody_asks_rests_until_somebody_does() -> None:
+    rig, told = Rig(), list[int]()
+    room = GroupIntake(rig.service, Term(rig), lambda: rig.now)  # type: ignore[arg-type]
+    room.read_on = lambda: told.append(rig.now)
+    rig.now += intake.ASKED_MS
+    assert not room.rests(), "its master has just begun"
+    rig.now += 1
+    assert (room.rests(), room.has_enough()) == (True, False)
+    await room.take([message(1), message(2)])
+    assert room.has_enough(), "for whoever comes first"
+    (token,) = tokens(rig, rig.ask(wire.Lease(W, 1, 0, 60_000, 1, 0, [])))
+    assert (room.rests(), room.has_enough(), told) == (False, False, [rig.now]), "somebody asks"
+    rig.now += intake.ASKED_MS + 1
+    assert room.rests()
+    tokens(rig, rig.ask(wire.Lease(W, 2, 0, 60_000, 1, 0, [])))
+    rig.ask(wire.Lease(W, 3, 0, 60_000, 1, 10_000, []))
+    rig.now += intake.ASKED_MS + 1
+    assert not room.rests(), "somebody waits"
+    rig.service.tick(rig.now)
+    assert (room.rests(), room.has_enough()) == (True, True), "what is leased counts: it may come back"
+    told.clear()
+    rig.ask(wire.SettleAll(W, 0, [Settlement.ack(token)]))
+    rig.commit()
+    assert told == [rig.now], "none may be left"
+
+
+def test_who_asks_a_group_that_rests_gets_what_is_stored() -> None:
+    """Without waiting, as it says; but nothing was looked for."""
+    rig = Rig()
+    GroupIntake(rig.service, Term(rig), lambda: rig.now)  # type: ignore[arg-type]
+    at_once = rig.ask(wire.Lease(W, 1, 0, 60_000, 5, 0, []))
+    assert tokens(rig, at_once) == [], "it does not rest"
+    rig.now += intake.ASKED_MS + 1
+    first = rig.ask(wire.Lease(W, 2, 0, 60_000, 5, 0, []))
+    second = rig.ask(wire.Lease(W + 1, 1, 0, 60_000, 5, 0, []))
+    assert rig.commit() == {}
+    rig.service.feed([message(1), message(2)], rig.now)
+    assert len(tokens(rig, first)) == 2
+    rig.now += intake.WAKING_MS + 1
+    rig.service.tick(rig.now)
+    assert tokens(rig, second) == []
+
+
 def test_a_gap_counts_once_with_the_position_behind_it() -> None:
     rig = Rig()
     room = GroupIntake(rig.service, Term(rig), lambda: rig.now)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from roq.wire import gcm, zmtp
 from roq.wire.assignment import to_json
 from roq.wire.frame import encode_data
 from roq.wire.recording import Record, encode_entry
+from roq.wire.work_queue import GroupSource
 
 NOBODY: Any = None
 
@@ -90,7 +92,8 @@ def reader_of(tapes: list[ListTape], monkeypatch: pytest.MonkeyPatch) -> FeedRea
     async def ask(since: float | None = None) -> FoundTapes:
         return FoundTapes(gcm.Tapes("t", Record(), True, tuple(tape.view for tape in tapes), {}), 0.0, 0)
 
-    reader = FeedReader(GcmClient("127.0.0.1:1"), "q", (), lambda lost: None, "earliest", "stored")
+    busy = SimpleNamespace(position=None, rests=lambda: False, has_enough=lambda: False)
+    reader = FeedReader(GcmClient("127.0.0.1:1"), GroupSource("q"), busy, lambda lost: None)
     assert reader._past is not None
     monkeypatch.setattr(reader._past.tapes, "ask", ask)
     monkeypatch.setattr(tape_list, "Tape", lambda view, stores, of_queue: next(tape for tape in tapes if tape.view is view))

@@ -262,6 +262,7 @@ class MasterService:
         self._waiters: Waiters[LongPoll] = Waiters(WAITERS_MAX)
         self._largest = max(fold.inline_bytes(), default=1) or 1  # payload bytes in one task, at most
         self.freed: Callable[[], None] | None = None  # to be called when tasks may have gone
+        self.asked: Callable[[int], int] | None = None  # of a group, at `now`: for how many ms who finds nothing waits at least
         self.unfed: Callable[[int], tuple[int, int]] | None = None  # of a group, behind_ms at `now`, and lag
         self.committed: Callable[[dict[str, int]], None] | None = None  # to be called when messages up to these are durable
         self.shards, self.closed = 0, False  # as in the WorkQueueSpec
@@ -283,6 +284,10 @@ class MasterService:
         self.batches.clear()
         self.waiting = PendingBatches()
         return found
+
+    def is_waited_for(self) -> bool:
+        """Does a lease request wait for a task?"""
+        return bool(self._waiters)
 
     def due(self) -> int | None:
         """When `tick` has something to do (ms), None: never by itself."""
@@ -454,6 +459,7 @@ class MasterService:
     def _lease(self, peer: bytes, id: int, request: wire.Lease, now: int) -> None:
         count, lease_ms, nonce, instance = request.count, request.lease_ms, request.nonce, request.instance
         check_lease(request)
+        wait_ms = max(request.wait_ms, self.asked(now) if self.asked is not None else 0)
         if request.again and self.waiting.join(peer, id, request):
             return
         settled = self._settle(request.settle, request.again, now) if request.settle else []
@@ -462,11 +468,11 @@ class MasterService:
         elif not self.fold.ready.count:
             if settled:  # the news of a settlement does not wait
                 self.waiting.tell(peer, id, (instance, -nonce), 0, wire.Leases(settled, [], 0, self.shards))
-            elif not request.wait_ms or self._waiters.full:
+            elif not wait_ms or self._waiters.full:
                 self._nothing(peer, id, now)
             else:
                 pop = Pop(now, instance, nonce, count, lease_ms)  # how many fit is seen when there are some
-                self._waiters.add((instance, nonce), LongPoll(peer, id, pop, now + min(request.wait_ms, WAIT_MS_MAX)))
+                self._waiters.add((instance, nonce), LongPoll(peer, id, pop, now + min(wait_ms, WAIT_MS_MAX)))
             return
         self._hand(peer, id, Pop(now, instance, nonce, self._fitting(count), lease_ms), settled, now)
         self._serve_waiters(now)  # what was settled may have made more tasks ready than this request takes

@@ -38,11 +38,12 @@ class Attachments:
         self._listed = {exchange.token: exchange for exchange in exchanges}
         self._retired &= self._listed.keys()
 
-    def leave_unlisted(self, now: float) -> list[Attachment]:
-        """Of Exchanges that are gone: another life of them is listed, or the Monitor had its time to hear of them."""
+    def leave_unlisted(self, heard: float) -> list[Attachment]:
+        """Of Exchanges that are gone: another life of them is listed, or the Monitor had its time to hear of them. heard: when
+        we heard of the Monitor last; what it has told nobody since may be a longer list."""
         ids = {one.id for one in self._listed.values()}
         unlisted = [token for token in self.by_token if token not in self._listed]
-        gone = [token for token in unlisted if now >= self._listing_until or self.by_token[token].exchange.id in ids]
+        gone = [token for token in unlisted if heard >= self._listing_until or self.by_token[token].exchange.id in ids]
         return [self.by_token.pop(token) for token in gone]
 
     def attach(self) -> None:

@@ -296,7 +296,7 @@ class Subscriber(Inbox):
         return attachment
 
     def _leave_unlisted(self, now: float) -> None:
-        for attachment in self._exchanges.leave_unlisted(now):
+        for attachment in self._exchanges.leave_unlisted(now - self._membership.monitor_silent_seconds()):
             self._read_rest(attachment)
         self._give(self._order.detached(now))
 
